@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file moezero/moe.h
+ * @brief The MoE layer: a gate and any expert of equal input and output width.
+ *
+ * Letters: T tokens, E experts over all ranks, k choices, H width, C capacity.
+ *
+ * Gate (fp32 whatever the model's dtype): g = softmax(x Wg^T); the k largest
+ * gates of a token, equal ones to the lower id. Capacity, when tokens drop:
+ * C = max(min_capacity, ceil(fl32(fl32(T/E) * fl32(cf * k)))), T from the
+ * largest rank. Weights: k = 1: the gate itself; k >= 2 with norm_topk: divided
+ * by max(sum of the kept gates, 2^-23).
+ *
+ * Balance loss: Fedus et al. 2021 (arXiv:2101.03961) eq. 4 for k choices,
+ * E * sum_e f_e P_e with f = routed / (T k), P = mean gate. Scope "group": f, P
+ * and T over all data-parallel ranks of the micro-batch; "rank": of each rank,
+ * averaged. z-loss: Zoph et al. 2022 (arXiv:2202.08906) eq. 5, mean of
+ * logsumexp(logits)^2.
+ */
+#ifndef MZ_MOE_H
+#define MZ_MOE_H
+
+#include <moezero/layer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Rows of a run of experts, expert-major; offsets as in mz_window_t. */
+typedef struct mz_expert_rows {
+  const mz_window_t *window;
+  const void *x;  /* [rows, H] */
+  void *saved;    /* [rows, saved_width]: written forward, read backward */
+  void *scratch;  /* [rows, scratch_width] */
+  void *y;        /* forward: [rows, H] output */
+  const void *dy; /* backward: [rows, H] gradient of the output; may be
+                     overwritten: the buffer is not read again */
+  void *dx;       /* backward: [rows, H] gradient of the input */
+} mz_expert_rows_t;
+
+/**
+ * An expert: a map of H to H. Its tensors are declared once for all experts of
+ * the layer with mz_decl_expert_tensor. Weights of expert j of the run:
+ * call->weights[first + window->first_expert + j], an array of consecutive
+ * pointers; gradients likewise, with call->accumulate (the caller clears it for
+ * all but the first contribution).
+ */
+typedef struct mz_expert_ops {
+  const char *name;
+  mz_status_t (*declare)(void *self, mz_decl_t *decl, int32_t moe);
+  /** Model-dtype elements a row that backward needs besides x. */
+  int64_t (*saved_width)(const void *self);
+  int64_t (*scratch_width)(const void *self);
+  mz_status_t (*forward)(void *self, const mz_call_t *call,
+                         const mz_expert_rows_t *rows);
+  /** Adds to the gradients; writes dx. */
+  mz_status_t (*backward)(void *self, const mz_call_t *call,
+                          const mz_expert_rows_t *rows);
+  /** Multiply-adds of one row, forward. */
+  double (*operations)(const void *self);
+  void (*destroy)(void *self); /* may be NULL */
+} mz_expert_ops_t;
+
+typedef enum mz_drop_policy {
+  MZ_DROP_PROBS,    /* the most probable stay; equal ones: the earlier token */
+  MZ_DROP_POSITION, /* the earlier tokens stay */
+  MZ_DROP_RANDOM    /* random token selection */
+} mz_drop_policy_t;
+
+typedef struct mz_moe_layer_opts {
+  mz_moe_opts_t moe;   /* routing, as the plan sees it */
+  int64_t hidden_size; /* H */
+  int32_t block;       /* unit of the gate's weight */
+  double init_std;     /* of the gate's weight */
+  mz_drop_policy_t drop_policy;
+  bool norm_topk;      /* k >= 2: weights divided by their sum after dropping */
+  int32_t in, out;     /* buffers [T, H] of the model's dtype */
+  int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
+  const mz_expert_ops_t *expert; /* copied */
+  void *expert_self;             /* owned by the layer from here on */
+  const float *fixed_logits;     /* tests: [E], copied; NULL: none */
+  const int32_t *route_table;    /* tests: [route_tokens] first choice by token
+                                    id, copied; NULL: none */
+  int64_t route_tokens;
+} mz_moe_layer_opts_t;
+
+/**
+ * Declares a MoE layer. @return MZ_OK, MZ_ERR_ARG (an option out of range),
+ * MZ_ERR_UNSUPPORTED, MZ_ERR_NOMEM.
+ */
+mz_status_t mz_moe_layer(mz_decl_t *decl, const mz_moe_layer_opts_t *opts);
+
+typedef enum mz_activation {
+  MZ_ACT_GELU,   /* tanh form: Hendrycks and Gimpel 2016, arXiv:1606.08415 */
+  MZ_ACT_SWIGLU, /* silu(x Wg^T) * (x Wu^T): Shazeer 2020, arXiv:2002.05202 */
+  MZ_ACT_IDENTITY_TIMES /* tests: expert e returns (e + 1) x; no weights */
+} mz_activation_t;
+
+typedef struct mz_ffn_opts {
+  int64_t hidden_size, intermediate_size;
+  mz_activation_t activation;
+  bool bias;
+  double init_std, output_init_std; /* of the first and of the last matrix */
+} mz_ffn_opts_t;
+
+/**
+ * The feed-forward expert: tensors up.weight [F, H], up.bias [F], down.weight
+ * [H, F], down.bias [H]; with SwiGLU also gate.weight [F, H].
+ * @param[out] ops_out, self_out  For mz_moe_layer_opts_t; self is owned by the
+ * caller until a layer takes it.
+ */
+mz_status_t mz_ffn_expert(const mz_ffn_opts_t *opts, mz_expert_ops_t *ops_out,
+                          void **self_out);
+
+/**
+ * Value of the balance loss of one micro-batch (coefficient not applied).
+ * @param stats  [num_ranks][MZ_STATS_ELEMENTS(E)], rank order, host.
+ */
+double mz_moe_aux_value(const mz_moe_opts_t *opts, const void *stats,
+                        int num_ranks, int64_t stride_elements);
+/** Likewise the router z-loss. */
+double mz_moe_z_value(const mz_moe_opts_t *opts, const void *stats,
+                      int num_ranks, int64_t stride_elements);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

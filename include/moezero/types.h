@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file moezero/types.h
+ * @brief Small types that every part shares.
+ */
+#ifndef MZ_TYPES_H
+#define MZ_TYPES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** Longest name of a tensor, buffer, layer or group, with its final zero. */
+enum { MZ_NAME_MAX = 96 };
+
+typedef enum mz_dtype {
+  MZ_F32,
+  MZ_BF16,
+  MZ_F16,
+  MZ_F64,
+  MZ_I32,
+  MZ_I64,
+  MZ_U8
+} mz_dtype_t;
+
+/** Bytes of one element; 0 outside the list. */
+static inline size_t mz_dtype_bytes(mz_dtype_t dtype)
+{
+  switch (dtype) {
+  case MZ_F32:
+  case MZ_I32:
+    return 4;
+  case MZ_BF16:
+  case MZ_F16:
+    return 2;
+  case MZ_F64:
+  case MZ_I64:
+    return 8;
+  case MZ_U8:
+    return 1;
+  }
+  return 0;
+}
+
+/** The two backends by name; "auto" takes CUDA where a GPU is found. */
+#define MZ_BACKEND_CPU "/cpu"
+#define MZ_BACKEND_CUDA "/cuda"
+
+/** A queue of the backend's work; NULL on the CPU. Opaque: no CUDA header. */
+typedef void *mz_stream_t;
+
+/** The kernel table of a backend (kernels/kernels.h); opaque in public. */
+typedef struct mz_kernels mz_kernels_t;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

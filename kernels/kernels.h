@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * The kernel table: one struct of operations a backend. The contracts stand in
+ * <family>.h. An operation works on the caller's buffers in backend memory, on
+ * the given stream; it never allocates, never synchronises and keeps no state.
+ * Memory is taken in create and prepare only. Pointers in the argument structs
+ * are borrowed during the call.
+ */
+#ifndef MZ_KERNELS_H
+#define MZ_KERNELS_H
+
+#include "kernels/attention.h"
+#include "kernels/embedding.h"
+#include "kernels/gate.h"
+#include "kernels/linear.h"
+#include "kernels/norm.h"
+#include "kernels/optim.h"
+
+#include <moezero/status.h>
+
+/* name, argument struct */
+#define MZ_KERNEL_LIST(X)                                                      \
+  X(linear, mz_linear_t)                                                       \
+  X(linear_dgrad, mz_linear_dgrad_t)                                           \
+  X(linear_wgrad, mz_linear_wgrad_t)                                           \
+  X(gelu, mz_gelu_t)                                                           \
+  X(swiglu, mz_swiglu_t)                                                       \
+  X(swiglu_grad, mz_swiglu_t)                                                  \
+  X(attention, mz_attention_t)                                                 \
+  X(attention_grad, mz_attention_grad_t)                                       \
+  X(rope, mz_rope_t)                                                           \
+  X(add_norm, mz_add_norm_t)                                                   \
+  X(add_norm_grad, mz_add_norm_grad_t)                                         \
+  X(dropout, mz_dropout_apply_t)                                               \
+  X(embedding, mz_embedding_t)                                                 \
+  X(embedding_grad, mz_embedding_grad_t)                                       \
+  X(xent, mz_xent_t)                                                           \
+  X(gate, mz_gate_t)                                                           \
+  X(gate_grad, mz_gate_grad_t)                                                 \
+  X(permute, mz_permute_t)                                                     \
+  X(permute_grad, mz_permute_grad_t)                                           \
+  X(combine, mz_combine_t)                                                     \
+  X(combine_grad, mz_combine_grad_t)                                           \
+  X(regroup, mz_regroup_t)                                                     \
+  X(scale_rows, mz_scale_rows_t)                                               \
+  X(adamw, mz_adamw_t)                                                         \
+  X(reduce_ranks, mz_reduce_ranks_t)                                           \
+  X(sum_squares, mz_sum_squares_t)                                             \
+  X(reorder, mz_reorder_t)                                                     \
+  X(convert, mz_convert_t)
+
+typedef struct mz_kernels_ops {
+  const char *name; /* "/cpu" */
+#define MZ_KERNEL_MEMBER_(op, args)                                            \
+  mz_status_t (*op)(const mz_kernels_t *kernels, const args *a,                \
+                    mz_stream_t stream);
+  MZ_KERNEL_LIST(MZ_KERNEL_MEMBER_)
+#undef MZ_KERNEL_MEMBER_
+} mz_kernels_ops_t;
+
+struct mz_kernels {
+  const mz_kernels_ops_t *ops;
+  mz_dtype_t dtype; /* of activations and weights */
+  void *state;      /* the backend's own */
+};
+
+typedef struct mz_kernels_opts {
+  const char *backend; /* MZ_BACKEND_CPU or MZ_BACKEND_CUDA */
+  mz_dtype_t dtype;    /* CPU: MZ_F32 */
+} mz_kernels_opts_t;
+
+/** @return MZ_OK, MZ_ERR_ARG (no such backend), MZ_ERR_UNSUPPORTED (not
+ * compiled in, or no such dtype there), MZ_ERR_NOMEM. Not collective. */
+mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
+                              mz_kernels_t **kernels_out);
+void mz_kernels_destroy(mz_kernels_t **kernels);
+
+/** Threads a kernel uses, 1 on a backend without host threads. */
+int mz_kernels_num_threads(const mz_kernels_t *kernels);
+
+#endif

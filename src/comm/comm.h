@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * Communicators and the queue: the only code that calls MPI.
+ *
+ * Two wire primitives, *exchange* (bytes to every peer) and *gather*; two lanes
+ * a rank, *exchange* (counts, tokens, scalars) and *bulk* (parameters,
+ * gradients), each on its own communicator per group, named
+ * "mz.<lane>.<group>". The caller posts messages into one single-producer ring
+ * a lane. The communication thread (or, with thread = false, the same progress
+ * function inside post and wait) starts the messages of a lane strictly in the
+ * order of posting, each when it is ready and, if late-bound, when the message
+ * that it waits for is done; started messages finish in any order, at most 4
+ * (exchange) or 2 (bulk) in flight. Only non-blocking collective calls and
+ * MPI_Test. No MPI reduction ever sees a number.
+ *
+ * Collectivity: create, add_group, agree and destroy are collective on the
+ * communicator; post is collective on the message's group, in the same order of
+ * a lane on all its ranks; done and wait are local.
+ *
+ * Failure: after a time-out of watchdog_s without progress in a wait, the ranks
+ * exchange (lane, number) on a control communicator: a lower number is late, no
+ * answer is dead. From then on every call returns MZ_ERR_PEER with that text.
+ */
+#ifndef MZ_COMM_COMM_H
+#define MZ_COMM_COMM_H
+
+#include <moezero/status.h>
+#include <moezero/types.h>
+#include <mpi.h>
+#include <stdbool.h>
+
+typedef struct mz_comm mz_comm_t;
+
+typedef enum mz_lane { MZ_LANE_EXCHANGE, MZ_LANE_BULK, MZ_NUM_LANES } mz_lane_t;
+
+typedef struct mz_comm_opts {
+  bool thread;       /* a communication thread; else inline progress */
+  double watchdog_s; /* > 0; 0: no watchdog */
+  int64_t
+      count_limit; /* elements an MPI call may take; 0: INT_MAX (tests: 7) */
+} mz_comm_opts_t;
+
+/** Dups @p world and sets MPI_ERRORS_RETURN on the dup. Group 0 is the data
+ * group: all ranks of @p world in their order, named "data". Collective.
+ * @return MZ_OK, MZ_ERR_MPI, MZ_ERR_NOMEM, MZ_ERR_UNSUPPORTED (thread wanted
+ * but MPI provides less than MPI_THREAD_SERIALIZED). */
+mz_status_t mz_comm_create(MPI_Comm world, const mz_comm_opts_t *opts,
+                           mz_comm_t **comm_out);
+
+/** Stops the thread, frees all. Collective (local after MZ_ERR_PEER). */
+void mz_comm_destroy(mz_comm_t **comm);
+
+/**
+ * Adds the group that this rank belongs to: every rank of world calls with the
+ * list of its own group; the lists partition the ranks. A group of size 1 has
+ * no communicator and sends no message. Collective on world.
+ * @param ranks  [size] ranks in world, in group order, same on all members.
+ * @param[out] group_out  Index for mz_msg_t.group.
+ */
+mz_status_t mz_comm_add_group(mz_comm_t *comm, const char *name,
+                              const int *ranks, int size, int *group_out);
+
+int mz_comm_rank(const mz_comm_t *comm);
+int mz_comm_size(const mz_comm_t *comm);
+int mz_comm_group_size(const mz_comm_t *comm, int group);
+int mz_comm_group_rank(const mz_comm_t *comm, int group);
+
+/** lane and running number (from 1) of a message; 0: none. */
+typedef struct mz_ticket {
+  mz_lane_t lane;
+  uint64_t number;
+} mz_ticket_t;
+
+typedef enum mz_msg_kind {
+  MZ_MSG_GATHER,  /* every rank's send block to every rank */
+  MZ_MSG_EXCHANGE /* block j of send to rank j; block i of recv from rank i */
+} mz_msg_kind_t;
+
+/**
+ * One message. Counts and displacements in elements of element_bytes. The
+ * arrays and buffers are borrowed until the message is done.
+ *  - gather: send_count elements from send; recv_counts[r] elements of rank r
+ *    go to recv + recv_displs[r]. send may be NULL: the own block already lies
+ *    in recv (MPI_IN_PLACE).
+ *  - exchange: all four arrays [group size].
+ *  - late-bound: bind(ctx) is called once, when `after` is done and before the
+ *    start, on the progressing thread, and fills the arrays; it must not post.
+ * In a group of size 1 the block is copied by the progress function.
+ */
+typedef struct mz_msg {
+  mz_msg_kind_t kind;
+  int group;
+  size_t element_bytes;
+  const void *send;
+  void *recv;
+  int64_t send_count;
+  const int64_t *send_counts, *send_displs;
+  const int64_t *recv_counts, *recv_displs;
+  mz_ticket_t after;
+  mz_status_t (*bind)(void *ctx);
+  void *ctx;
+} mz_msg_t;
+
+/** Posts a ready message; blocks only while the ring (64) is full.
+ * @return MZ_OK, MZ_ERR_ARG, MZ_ERR_PEER. */
+mz_status_t mz_comm_post(mz_comm_t *comm, mz_lane_t lane, const mz_msg_t *msg,
+                         mz_ticket_t *ticket_out);
+
+/** Whether the message is done; makes progress in the inline form. */
+bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
+
+/** Waits for it. @return MZ_OK, MZ_ERR_MPI, MZ_ERR_PEER (time-out). A zero
+ * ticket returns MZ_OK at once. */
+mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
+
+/** Outside of a step: all ranks get the worst status, with the message of the
+ * lowest failing rank, prefixed "rank R: ". Collective on world. */
+mz_status_t mz_comm_agree(mz_comm_t *comm, mz_status_t status);
+
+/** Integer extremes over world, for checks. Collective. */
+mz_status_t mz_comm_min_max(mz_comm_t *comm, int64_t value, int64_t *min_out,
+                            int64_t *max_out);
+
+/** Root's bytes to all, for names and tables (not numbers). Collective. */
+mz_status_t mz_comm_broadcast(mz_comm_t *comm, void *bytes, int64_t num_bytes,
+                              int root);
+
+/** Writes "rank R lane number/posted ..." into @p text: for SIGUSR2. */
+void mz_comm_position(const mz_comm_t *comm, char *text, size_t text_bytes);
+
+/** Seconds that callers spent in mz_comm_wait since the last call. */
+double mz_comm_take_wait_seconds(mz_comm_t *comm);
+
+#endif

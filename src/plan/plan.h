@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * The plan: every byte, every message and every step, before the first runs.
+ * PURE: no MPI call, no device, no file. mz_plan_create(declaration, options)
+ * is a function of its arguments alone, the same on a laptop and in the run.
+ *
+ * Letters: W ranks, N ranks of a unit's group, T tokens of a rank in a
+ * micro-batch, E experts, U elements of a unit (padded).
+ *
+ * ## Groups
+ * Group 0 is the data group (all ranks). For each ep_size in use: an
+ * expert-parallel group (the ranks that share one set of experts) and an
+ * expert-data-parallel group (the ranks with the same experts). Groups with
+ * equal rank lists are one group.
+ *
+ * ## Units and shards
+ * A unit is the atom of sharding: a block's dense tensors, one expert, one
+ * borrowed tensor, or the block's small tensors that stay whole. Tensors lie in
+ * a unit in order of parameter group, each on a multiple of MZ_PLAN_ALIGN
+ * elements. U = N * shard, shard a multiple of MZ_PLAN_ALIGN. Three sizes
+ * p <= g <= o (parameters, gradient accumulators, optimizer state), each 1 or
+ * N. A rank of place i in the group owns shard i of N; with size s it stores
+ * the part i mod s of s: [ (i mod s) * U/s, ... + U/s ).
+ *   stage 0: 1,1,1   stage 1: 1,1,N   stage 2: 1,N,N   stage 3: N,N,N
+ * Size 1 is an alias: no copy, no bytes, no message.
+ *
+ * Regions (persistent, elements in order of units): params [sum U/p] model
+ * dtype; accum [sum U/g] fp32; exp_avg, exp_avg_sq [sum U/o] fp32; master
+ * [sum U/o] fp32, only when the model's dtype is not fp32: with fp32 the master
+ * is the owner's part of params.
+ *
+ * ## Segments
+ * Which (parameter group, tensor, offset, length) a range of a unit holds.
+ * Optimizer, norm, initialisation, dump and checkpoint read this one table.
+ *
+ * ## Schedule
+ * Four walks: STEP_BEGIN, MICRO (forward and backward of one micro-batch), EVAL
+ * (forward) and UPDATE. An operation is a struct mz_op; control flow (rounds,
+ * branches) by jumps to operation indices. Entries (messages) are numbered;
+ * POST hands one to the queue, WAIT waits for it.
+ *
+ * ## Buffers
+ * Every byte the engine holds, with the operations between which it lives in
+ * each walk; buffers that never live at once may share bytes. A buffer that an
+ * entry reads or writes lives until that entry's WAIT.
+ */
+#ifndef MZ_PLAN_PLAN_H
+#define MZ_PLAN_PLAN_H
+
+#include <moezero/decl.h>
+#include <moezero/layer.h>
+#include <stdio.h>
+
+enum { MZ_PLAN_ALIGN = 128 /* elements */ };
+
+typedef struct mz_plan mz_plan_t;
+
+typedef enum mz_group_kind {
+  MZ_GROUP_DATA,
+  MZ_GROUP_EXPERT,     /* expert-parallel */
+  MZ_GROUP_EXPERT_DATA /* expert-data-parallel */
+} mz_group_kind_t;
+
+typedef struct mz_group {
+  char name[MZ_NAME_MAX]; /* "data", "ep2", "edp2" */
+  mz_group_kind_t kind;
+  int32_t ep_size; /* 1 for data */
+  int32_t size;
+  int32_t place; /* of this rank */
+  int *ranks;    /* [size] in group order */
+} mz_group_t;
+
+typedef struct mz_unit {
+  char name[MZ_NAME_MAX]; /* "h.3", "h.3.moe.experts.5", "wte.weight" */
+  int32_t group;          /* index of the group that shards it */
+  int32_t ranks;          /* N */
+  int32_t p, g, o;
+  int32_t moe, expert;  /* -1, -1: dense */
+  int32_t first_tensor; /* in plan->unit_tensors */
+  int32_t num_tensors;
+  int64_t elements; /* U, padded: ranks * shard */
+  int64_t shard;    /* U / N */
+  int64_t param_offset, accum_offset,
+      state_offset; /* elements in the regions */
+} mz_unit_t;
+
+typedef struct mz_unit_tensor {
+  int32_t tensor; /* id in the declaration */
+  int32_t unit;
+  int64_t offset; /* elements from the unit's start */
+  int64_t elements;
+} mz_unit_tensor_t;
+
+typedef struct mz_segment {
+  int32_t unit, tensor, param_group;
+  int64_t tensor_offset; /* first element within the tensor, flat */
+  int64_t unit_offset;   /* first element within the unit */
+  int64_t length;        /* elements >= 1 */
+} mz_segment_t;
+
+/** Which part of every unit: what a rank owns, or what it updates. */
+typedef enum mz_share {
+  MZ_SHARE_OWNED,  /* shard place of N: sums, norm, checkpoint */
+  MZ_SHARE_UPDATED /* part (place mod o) of o: optimizer */
+} mz_share_t;
+
+typedef enum mz_walk {
+  MZ_WALK_MICRO,
+  MZ_WALK_EVAL,
+  MZ_WALK_UPDATE,
+  MZ_NUM_WALKS
+} mz_walk_t;
+
+typedef enum mz_entry_kind {
+  MZ_ENTRY_PARAMS,  /* gather shards of weights (p = N) before use */
+  MZ_ENTRY_GRADS,   /* exchange gradient contributions to their owners */
+  MZ_ENTRY_SUMS,    /* gather summed gradients (o = 1) */
+  MZ_ENTRY_WEIGHTS, /* gather updated weights (p = 1, o = N) */
+  MZ_ENTRY_COUNTS,  /* gather kept[E] and pool rows used */
+  MZ_ENTRY_TOKENS,  /* exchange rows, late-bound */
+  MZ_ENTRY_STATS,   /* gather routing statistics */
+  MZ_ENTRY_SCALARS  /* gather the scalars of a step */
+} mz_entry_kind_t;
+
+/**
+ * A message. Bulk entries move shard elements [piece, piece + length) of one
+ * unit straight to their place, or whole shards of num_units consecutive units
+ * through rank-major staging.
+ */
+typedef struct mz_entry {
+  mz_entry_kind_t kind;
+  int32_t lane; /* 0 exchange, 1 bulk (mz_lane_t) */
+  int32_t group;
+  mz_dtype_t dtype;
+  int32_t first_unit, num_units; /* bulk */
+  int64_t piece, length;         /* bulk: elements of a shard; num_units > 1:
+                                    length = sum of the shards */
+  int32_t staging;               /* plan buffer; -1: in place */
+  int32_t packed;                /* plan buffer of the packed send side; -1 */
+  int32_t target;                /* plan buffer that holds the gathered unit or
+                                    the scratch gradient; -1: a region */
+  int64_t target_offset;         /* elements: where first_unit starts there */
+  int32_t moe;                   /* counts, tokens */
+  mz_direction_t direction;      /* tokens */
+  int32_t send, recv;            /* tokens: declaration buffers */
+  int64_t send_bytes; /* of this rank, own block included: exact for bulk,
+                         counts, stats and scalars; the bound of one round for
+                         tokens */
+} mz_entry_t;
+
+typedef enum mz_op_kind {
+  MZ_OP_COMPUTE,   /* step of a layer; run set when inside one */
+  MZ_OP_PREPARE,   /* units: weights [, grads] pointers now stand at target */
+  MZ_OP_POST,      /* entry */
+  MZ_OP_WAIT,      /* entry: not to go on before it is done */
+  MZ_OP_PACK,      /* entry: unit-major -> packed, before its POST */
+  MZ_OP_PLACE,     /* entry: staging -> unit-major, after its WAIT */
+  MZ_OP_SUM,       /* entry: staging -> accumulator, rank order, after WAIT */
+  MZ_OP_RELEASE,   /* units: weights no longer there */
+  MZ_OP_RUN,       /* moe, run: sets the current run */
+  MZ_OP_LOOP,      /* rounds begin; jump: past the END_LOOP */
+  MZ_OP_END_LOOP,  /* next round: jump to the operation after LOOP */
+  MZ_OP_BRANCH,    /* saved == flag: go on; else jump */
+  MZ_OP_STATS_SUM, /* statistics of all ranks -> totals */
+  MZ_OP_NORM,      /* sums of squares of the owned segments */
+  MZ_OP_FACTOR,    /* after the scalars: norm, clip factor, verdict */
+  MZ_OP_ADAMW      /* update the units [first, first + num) */
+} mz_op_kind_t;
+
+typedef struct mz_op {
+  mz_op_kind_t kind;
+  int32_t layer, step; /* COMPUTE: the step in plan->steps */
+  int32_t pass;        /* mz_pass_t, COMPUTE */
+  int32_t entry;
+  int32_t moe, run;
+  int32_t first_unit, num_units; /* PREPARE, RELEASE, ADAMW */
+  int32_t weights, grads;        /* PREPARE: plan buffers; -1: not changed,
+                                    -2: the region (alias) */
+  bool flag;                     /* BRANCH; WAIT of a token entry: in a round */
+  int32_t jump;
+} mz_op_t;
+
+/** A run: consecutive experts of this rank that one step works on. */
+typedef struct mz_run {
+  int32_t moe;
+  int32_t first_expert; /* global id */
+  int32_t num_experts;
+  int32_t first_unit;
+} mz_run_t;
+
+/** The routing of a MoE as planned for this rank. */
+typedef struct mz_moe_plan {
+  int32_t ep_group, edp_group;
+  int32_t experts_per_rank;
+  int32_t first_expert; /* of this rank */
+  int32_t first_run, num_runs;
+  int64_t round_rows;   /* rows a round delivers to a rank at most */
+  int64_t max_capacity; /* C of the largest micro-batch; 0: dropless */
+  int64_t stats_offset; /* 8-byte elements in the statistics of a rank */
+  int32_t counts;       /* declaration buffer of kept[E] */
+} mz_moe_plan_t;
+
+typedef struct mz_life {
+  int32_t first, last; /* operations of a walk; first > last: not in it */
+} mz_life_t;
+
+typedef struct mz_plan_buffer {
+  char name[MZ_NAME_MAX];
+  mz_category_t category;
+  int64_t bytes;  /* of its own */
+  int64_t offset; /* in the arena */
+  bool persistent;
+  mz_life_t life[MZ_NUM_WALKS];
+  int64_t row_bytes; /* pool buffers: bytes of the widest layer's row */
+} mz_plan_buffer_t;
+
+/** Messages of one kind in one group: calls, and bytes in this rank's send
+ * arguments (own block included). */
+typedef struct mz_traffic {
+  mz_entry_kind_t kind;
+  int32_t group;
+  int64_t calls_micro, bytes_micro;   /* a micro-batch; tokens: at one round */
+  int64_t calls_update, bytes_update; /* an optimizer step */
+  int64_t calls_eval, bytes_eval;     /* a forward-only micro-batch */
+  bool bound; /* tokens: bytes are what travels when nothing is dropped and
+                 every layer takes one round */
+} mz_traffic_t;
+
+typedef struct mz_plan_opts {
+  int world_size, rank;
+  int64_t stage;
+  int64_t micro_sequences, sequence_length; /* T = their product */
+  int64_t accumulation;
+  int64_t reduce_bucket_size, allgather_bucket_size; /* elements */
+  int64_t prefetch_bucket_size, persistence_threshold,
+      model_persistence_threshold, max_live_parameters,
+      max_reuse_distance; /* elements, stage 3 */
+  int64_t piece_bytes;
+  double saved_rows;
+  int64_t overlap_chunks;
+  bool data_before_expert; /* order of the expert groups */
+  mz_dtype_t communication_dtype;
+  int64_t device_bytes; /* 0: unknown */
+} mz_plan_opts_t;
+
+struct mz_plan {
+  mz_plan_opts_t opts;
+  const mz_decl_t *decl; /* borrowed */
+  mz_dtype_t dtype;
+  int64_t max_tokens; /* T */
+
+  mz_group_t *groups;
+  int32_t num_groups;
+  mz_unit_t *units; /* of this rank: dense, then its experts by MoE */
+  int32_t num_units;
+  mz_unit_tensor_t *unit_tensors;
+  int32_t num_unit_tensors;
+  int32_t *tensor_place; /* by tensor: index in unit_tensors; -1: elsewhere */
+  mz_segment_t *segments[2]; /* by mz_share_t, in order of units */
+  int32_t num_segments[2];
+
+  mz_moe_plan_t *moes; /* by MoE of the declaration */
+  int32_t num_moes;
+  mz_run_t *runs;
+  int32_t num_runs;
+  int64_t pool_rows;
+  int64_t stats_elements; /* of a rank, all MoE layers */
+
+  mz_entry_t *entries;
+  int32_t num_entries;
+  mz_op_t *ops[MZ_NUM_WALKS];
+  int32_t num_ops[MZ_NUM_WALKS];
+
+  mz_plan_buffer_t *buffers;
+  int32_t num_buffers;
+  int32_t *buffer_of_decl; /* declaration buffer -> plan buffer */
+  int32_t params, accum, master, exp_avg, exp_avg_sq; /* regions; -1: none */
+  int32_t stats, stats_all, stats_total, counts_all, scalars, scalars_all, data,
+      round_counts; /* engine's buffers */
+  int64_t arena_bytes;
+  int64_t category_bytes[MZ_NUM_CATEGORIES]; /* of the buffers' own bytes */
+  int64_t peak_gathered; /* elements of weights gathered at once */
+
+  mz_traffic_t *traffic;
+  int32_t num_traffic;
+  double operations; /* multiply-adds forward of one micro-batch, this rank */
+};
+
+/**
+ * @return MZ_OK, MZ_ERR_CONFIG (does not divide, with the numbers; live limit
+ * below what the largest step needs), MZ_ERR_OVERFLOW, MZ_ERR_NOMEM. *plan_out
+ * is owned by the caller; decl is borrowed until destroy.
+ */
+mz_status_t mz_plan_create(const mz_decl_t *decl, const mz_plan_opts_t *opts,
+                           mz_plan_t **plan_out);
+void mz_plan_destroy(mz_plan_t **plan);
+
+/** Bytes of an element range [begin, end) of a unit as segments; appends. */
+mz_status_t mz_plan_segments(const mz_plan_t *plan, int32_t unit, int64_t begin,
+                             int64_t end, mz_segment_t **segments, int32_t *num,
+                             int64_t *capacity);
+
+/** The table for people, and the same as JSON. @p world is printed only. */
+mz_status_t mz_plan_print(const mz_plan_t *plan, FILE *file);
+mz_status_t mz_plan_to_json(const mz_plan_t *plan, char **text_out);
+
+/* --- routing: what every rank derives from the counts (src/plan/route.c) ---
+ * kept[s * E + e]: rows that source s of the expert-parallel group sends to
+ * global expert e. */
+
+/** C = max(min_capacity, ceil(fl32(fl32(T/E) * fl32(cf * k)))). */
+int64_t mz_route_capacity(int64_t num_tokens, int32_t num_experts, int32_t k,
+                          double capacity_factor, int64_t min_capacity);
+
+/** Rows of all experts of ep rank @p d. */
+int64_t mz_route_local_rows(const int32_t *kept, int32_t num_experts,
+                            int32_t ep_size, int32_t d);
+
+/** Rounds of run [first, first + num) counted from each rank's first expert:
+ * at least 1, the most over the ranks of the group. */
+int64_t mz_route_rounds(const int32_t *kept, int32_t num_experts,
+                        int32_t ep_size, int32_t first, int32_t num,
+                        int64_t round_rows);
+
+/**
+ * Round @p round of a run at expert rank @p d: the window [round * round_rows,
+ * ...) of its rows in expert-major order.
+ * @param[out] counts_out   [ep_size, num] rows of the window; may be NULL.
+ * @param[out] offsets_out  [num + 1]; may be NULL.
+ * @return rows of the window.
+ */
+int64_t mz_route_window(const int32_t *kept, int32_t num_experts,
+                        int32_t ep_size, int32_t d, int32_t first, int32_t num,
+                        int64_t round, int64_t round_rows, int32_t *counts_out,
+                        int32_t *offsets_out);
+
+/**
+ * What source @p s sends to expert rank @p d in that window: a contiguous part
+ * of its send order.
+ * @param[out] displ_out  First row in s's send order.
+ * @return rows.
+ */
+int64_t mz_route_part(const int32_t *kept, int32_t num_experts, int32_t ep_size,
+                      int32_t s, int32_t d, int32_t first, int32_t num,
+                      int64_t round, int64_t round_rows, int64_t *displ_out);
+
+/** Whether the layer's rows fit into the pool on every rank of the group.
+ * @param used  [ep_size] pool rows in use. */
+bool mz_route_fits(const int32_t *kept, int32_t num_experts, int32_t ep_size,
+                   const int64_t *used, int64_t pool_rows);
+
+#endif
