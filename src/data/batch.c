@@ -23,6 +23,17 @@ static int64_t sample_at(const mz_dataset_t *dataset,
   return position < mz_dataset_num_samples(dataset) ? position : -1;
 }
 
+/* Ranks take the places in order, so that rank 0 has the most. */
+static int32_t most_sequences(const mz_dataset_t *dataset,
+                              const mz_sampler_t *sampler, int64_t m,
+                              int64_t first_of_rank_0)
+{
+  int64_t left = mz_dataset_num_samples(dataset) - first_of_rank_0;
+
+  if (sampler) return (int32_t)m;
+  return (int32_t)mz_max_i64(0, mz_min_i64(m, left));
+}
+
 static void fill_nothing(int64_t length, int32_t *tokens, int32_t *labels)
 {
   for (int64_t t = 0; t < length; t++) {
@@ -44,6 +55,8 @@ mz_status_t mz_batch_fill(const mz_dataset_t *dataset,
   MZ_TRY(mz_add_i64(first, global_batch(layout), &end));
   for (int64_t j = 0; j < layout->accumulation; j++) {
     batch->sequences[j] = 0;
+    batch->max_sequences[j] =
+        most_sequences(dataset, sampler, m, first + j * layout->size * m);
     for (int64_t i = 0; i < m; i++) {
       int64_t row = j * m + i;
       int64_t place = (j * layout->size + layout->rank) * m + i;

@@ -29,6 +29,7 @@ typedef struct mz_batch {
   int64_t *places;    /* [A, m] within the step's global batch */
   int64_t *samples;   /* [A, m] index in the data set, -1: none; may be NULL */
   int32_t *sequences; /* [A] sequences of this rank, the first ones of m */
+  int32_t *max_sequences; /* [A] of the rank that has most */
 } mz_batch_t;
 
 /** Global batches that cover the data set once, the last one maybe partial. */

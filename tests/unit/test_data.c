@@ -306,12 +306,14 @@ enum { MOST_ROWS = 16 };
 
 typedef struct memory {
   int32_t tokens[MOST_ROWS * S], labels[MOST_ROWS * S], sequences[MOST_ROWS];
+  int32_t most[MOST_ROWS];
   int64_t places[MOST_ROWS], samples[MOST_ROWS];
 } memory_t;
 
 static mz_batch_t batch_of(memory_t *m)
 {
-  mz_batch_t b = {m->tokens, m->labels, m->places, m->samples, m->sequences};
+  mz_batch_t b = {m->tokens,  m->labels,    m->places,
+                  m->samples, m->sequences, m->most};
   return b;
 }
 
@@ -409,6 +411,7 @@ Test(batch, validation_takes_each_sample_once_and_keeps_the_rest)
     for (int64_t step = 0; step < 3; step++) {
       cr_assert_eq(mz_batch_fill(d, NULL, &layout, step, &batch), MZ_OK);
       without += memory.sequences[0] == 0;
+      cr_assert_eq(memory.most[0], 2);
       for (int i = 0; i < memory.sequences[0]; i++)
         seen[memory.samples[i]]++;
       for (int i = memory.sequences[0]; i < 2; i++) {
