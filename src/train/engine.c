@@ -203,7 +203,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                                         engine->steps + 1));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
-                              engine->config->optimizer.lr, engine->steps);
+                              engine->config->optimizer.lr, engine->updates);
   MZ_TRY(run_step(engine, data));
   if (mz_update_worst(engine) != MZ_OK || engine->status != MZ_OK)
     return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
