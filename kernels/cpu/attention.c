@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
 #include <cblas.h>
@@ -107,13 +108,6 @@ MZ_CLONES static float softmax_row(float *restrict s, int valid, int cols,
   return sum;
 }
 
-MZ_CLONES static void scale_row(float *restrict x, float factor, int n)
-{
-#pragma omp simd
-  for (int i = 0; i < n; i++)
-    x[i] *= factor;
-}
-
 MZ_CLONES static float dot_row(const float *restrict x, const float *restrict y,
                                int n)
 {
@@ -164,13 +158,13 @@ static void forward_tile(const mz_attention_t *a, int64_t batch, int32_t head,
 
       shrink = mz_simd_exp(before - top[i]);
       sum[i] = sum[i] * shrink + more;
-      if (k0 > 0 && shrink < 1.0f) scale_row(out + i * v.ldo, shrink, d);
+      if (k0 > 0 && shrink < 1.0f) mz_row_scale(out + i * v.ldo, shrink, d);
     }
     product(CblasNoTrans, CblasNoTrans, rows, d, cols, 1.0f, s, TILE, value,
             v.ld, k0 > 0, out, v.ldo);
   }
   for (int i = 0; i < rows; i++) {
-    scale_row(out + i * v.ldo, 1.0f / sum[i], d);
+    mz_row_scale(out + i * v.ldo, 1.0f / sum[i], d);
     lse[i] = (float)((double)top[i] + log((double)sum[i]));
   }
 }

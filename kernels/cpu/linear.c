@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
 #include <cblas.h>
@@ -65,14 +66,6 @@ MZ_CLONES static void dswiglu_row(const float *gate, const float *up,
     dup[i] = da[i] * g * s;
     dgate[i] = through_gate;
   }
-}
-
-MZ_CLONES static void add_row(float *restrict sum, const float *restrict x,
-                              int64_t n)
-{
-#pragma omp simd
-  for (int64_t i = 0; i < n; i++)
-    sum[i] += x[i];
 }
 
 /* Row-major C = op(A) op(B) + beta C; extents were checked to fit into int. */
@@ -269,8 +262,8 @@ static void wgrad_bias(const mz_linear_wgrad_t *a, int32_t g, int64_t n0,
   for (int64_t r0 = a->offsets[g]; r0 < end; r0 += TASK_ROWS) {
     memset(part, 0, sizeof part);
     for (int64_t r = r0; r < mz_min_i64(r0 + TASK_ROWS, end); r++)
-      add_row(part, dy + r * a->n, count);
-    add_row(db, part, count);
+      mz_row_add(part, dy + r * a->n, part, count);
+    mz_row_add(db, part, db, count);
   }
 }
 
