@@ -39,7 +39,7 @@ void mz_decl_destroy(mz_decl_t **decl)
 
 static int64_t find_slot(const mz_decl_t *d, uint32_t hash)
 {
-  int64_t slot = hash & (uint64_t)(d->table_size - 1);
+  int64_t slot = (int64_t)hash & (d->table_size - 1);
 
   while (d->table[slot] && d->tensors[d->table[slot] - 1].hash != hash)
     slot = (slot + 1) & (d->table_size - 1);

@@ -34,8 +34,8 @@
  * Optimizer, norm, initialisation, dump and checkpoint read this one table.
  *
  * ## Schedule
- * Four walks: STEP_BEGIN, MICRO (forward and backward of one micro-batch), EVAL
- * (forward) and UPDATE. An operation is a struct mz_op; control flow (rounds,
+ * Three walks: MICRO (forward and backward of one micro-batch), EVAL (forward)
+ * and UPDATE. An operation is a struct mz_op; control flow (rounds,
  * branches) by jumps to operation indices. Entries (messages) are numbered;
  * POST hands one to the queue, WAIT waits for it.
  *
@@ -51,7 +51,19 @@
 #include <moezero/layer.h>
 #include <stdio.h>
 
-enum { MZ_PLAN_ALIGN = 128 /* elements */ };
+enum {
+  MZ_PLAN_ALIGN = 128, /* elements */
+  MZ_PLAN_SCALARS = 16 /* fp64 numbers that a rank tells the others at once */
+};
+
+/* Bytes of a MoE's counts: what this rank sends (kept[E], pool rows used), the
+ * same from each source, then kept [ep, E] and used [ep] apart; 8-byte parts.
+ */
+#define MZ_PLAN_COUNTS_SENT(E) (((int64_t)(E) + 3) / 2 * 8)
+#define MZ_PLAN_COUNTS_KEPT(E, ep) (((int64_t)(E) * (ep) + 1) / 2 * 8)
+#define MZ_PLAN_COUNTS_BYTES(E, ep)                                            \
+  (MZ_PLAN_COUNTS_SENT(E) * ((ep) + 1) + MZ_PLAN_COUNTS_KEPT(E, ep) +          \
+   8 * (int64_t)(ep))
 
 typedef struct mz_plan mz_plan_t;
 
@@ -144,8 +156,9 @@ typedef struct mz_entry {
   mz_direction_t direction;      /* tokens */
   int32_t send, recv;            /* tokens: declaration buffers */
   int64_t send_bytes; /* of this rank, own block included: exact for bulk,
-                         counts, stats and scalars; the bound of one round for
-                         tokens */
+                         counts, stats and scalars; for tokens the bound over
+                         all rounds and runs, in the entry of the first run */
+  int64_t max_calls;  /* wire calls: 1; tokens: the most rounds there can be */
 } mz_entry_t;
 
 typedef enum mz_op_kind {
@@ -219,11 +232,10 @@ typedef struct mz_plan_buffer {
 typedef struct mz_traffic {
   mz_entry_kind_t kind;
   int32_t group;
-  int64_t calls_micro, bytes_micro;   /* a micro-batch; tokens: at one round */
+  int64_t calls_micro, bytes_micro;   /* a micro-batch */
   int64_t calls_update, bytes_update; /* an optimizer step */
   int64_t calls_eval, bytes_eval;     /* a forward-only micro-batch */
-  bool bound; /* tokens: bytes are what travels when nothing is dropped and
-                 every layer takes one round */
+  bool bound; /* tokens: upper bounds; otherwise exact */
 } mz_traffic_t;
 
 typedef struct mz_plan_opts {
@@ -272,6 +284,7 @@ struct mz_plan {
   int32_t num_ops[MZ_NUM_WALKS];
 
   mz_plan_buffer_t *buffers;
+  int64_t cap_buffers;
   int32_t num_buffers;
   int32_t *buffer_of_decl; /* declaration buffer -> plan buffer */
   int32_t params, accum, master, exp_avg, exp_avg_sq; /* regions; -1: none */

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file moezero/engine.h
+ * @brief The engine: allocates what the plan says once, then walks it.
+ *
+ * MPI_Init_thread has been called by the application, with at least
+ * MPI_THREAD_SERIALIZED when comm.thread is on. All functions are collective on
+ * the communicator unless said otherwise, with the same arguments on all ranks.
+ */
+#ifndef MZ_ENGINE_H
+#define MZ_ENGINE_H
+
+#include <moezero/config.h>
+#include <moezero/decl.h>
+#include <moezero/layer.h>
+#include <mpi.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct mz_engine mz_engine_t;
+struct mz_plan;
+struct mz_comm;
+
+/**
+ * The data of one step on this rank. Arrays are host memory, borrowed during
+ * the call. sequences[j] may differ between ranks and micro-batches; the
+ * largest over the ranks is max_sequences (the sampler knows it).
+ */
+typedef struct mz_step_data {
+  int32_t num_micro;        /* micro-batches: the accumulation */
+  const int32_t *tokens;    /* [num_micro, micro_size, S] */
+  const int32_t *labels;    /* the same; -1: no label */
+  const int64_t *samples;   /* [num_micro, micro_size] place in the step's
+                               global batch */
+  const int32_t *sequences; /* [num_micro] of this rank, at most micro_size */
+  const int32_t *max_sequences; /* [num_micro] largest over the ranks */
+} mz_step_data_t;
+
+typedef struct mz_moe_result {
+  int32_t num_experts;
+  const int64_t *routed; /* [E] over all ranks and micro-batches of the step */
+  const int64_t *kept;   /* [E] */
+} mz_moe_result_t;
+
+typedef struct mz_step_result {
+  int64_t step;   /* number of this step, from 1 */
+  double loss;    /* lm_loss + coefficients * (aux, z) */
+  double lm_loss; /* mean over the valid labels of the step; 0 without any */
+  double aux_loss, z_loss; /* sums over MoE layers, means over micro-batches,
+                              coefficient not applied */
+  double lr;
+  double grad_norm; /* global, before clipping; distinct elements once */
+  bool skipped;     /* no update: not finite, or no valid label */
+  char culprit[MZ_NAME_MAX]; /* tensor whose gradient was not finite */
+  int64_t labels;            /* valid labels */
+  int64_t tokens;            /* over all ranks */
+  double min_gap;     /* smallest gate gap: k-th against (k+1)-th logit */
+  double ms, wait_ms; /* of this rank: whole step, waiting for messages */
+  int32_t num_moes;
+  const mz_moe_result_t *moes; /* borrowed until the next call */
+} mz_step_result_t;
+
+/**
+ * Builds plan, communicators, arenas and initial weights, then makes a warm
+ * pass. Copies nothing of config and decl: both are borrowed until destroy.
+ * @return MZ_OK or the worst status of all ranks (the same on all).
+ */
+mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
+                             MPI_Comm comm, mz_engine_t **engine_out);
+
+/** Frees all. Collective, but local after MZ_ERR_PEER. */
+void mz_engine_destroy(mz_engine_t **engine);
+
+/** One optimizer step. @return MZ_OK, the agreed error of a failed rank, or
+ * MZ_ERR_PEER when a rank is dead or late (then call MPI_Abort). */
+mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
+                           mz_step_result_t *result_out);
+
+/**
+ * Forward only over one global batch (num_micro micro-batches); ranks without
+ * a sample pass sequences 0.
+ * @param[out] loss_sum_out, labels_out  Over all ranks.
+ */
+mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
+                           double *loss_sum_out, int64_t *labels_out);
+
+/** A hash of all parameters that does not depend on the layout. Collective. */
+mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out);
+
+/** What a dump or load works on. */
+typedef enum mz_tensor_part {
+  MZ_PART_WEIGHTS, /* fp32 (master) weights */
+  MZ_PART_GRADS,   /* summed gradients of the last step, before clipping */
+  MZ_PART_EXP_AVG,
+  MZ_PART_EXP_AVG_SQ
+} mz_tensor_part_t;
+
+/**
+ * Gathers one whole tensor, fp32, on every rank. Collective; not in a step.
+ * @param[out] values_out  [elements] host memory of the caller.
+ */
+mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
+                           mz_tensor_part_t part, float *values_out);
+
+/** Sets one whole tensor from the same values on every rank. Collective. */
+mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
+                            mz_tensor_part_t part, const float *values);
+
+/** Optimizer steps done; not collective. */
+int64_t mz_engine_steps(const mz_engine_t *engine);
+void mz_engine_set_steps(mz_engine_t *engine, int64_t steps);
+
+/* Not collective, borrowed until destroy. */
+const struct mz_plan *mz_engine_plan(const mz_engine_t *engine);
+struct mz_comm *mz_engine_comm(mz_engine_t *engine);
+/** Bytes of the process before the arena, measured after the warm pass. */
+int64_t mz_engine_baseline_bytes(const mz_engine_t *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers: what there is, between which operations it lives, and where in the
+ * arena it lies. Buffers whose lives meet in no walk may share bytes. */
+#include "plan/plan_impl.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+mz_status_t mz_plan_add_buffer(mz_plan_t *plan, const char *name,
+                               mz_category_t category, int64_t bytes,
+                               bool persistent, int32_t *buffer_out)
+{
+  mz_plan_buffer_t b = {
+      .category = category, .bytes = bytes, .persistent = persistent};
+
+  snprintf(b.name, sizeof b.name, "%.*s", MZ_NAME_MAX - 1, name);
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    b.life[w] = (mz_life_t){INT_MAX, -1};
+  MZ_TRY(mz_grow(&plan->buffers, &plan->cap_buffers, plan->num_buffers + 1,
+                 "planned buffers"));
+  *buffer_out = plan->num_buffers;
+  plan->buffers[plan->num_buffers++] = b;
+  return MZ_OK;
+}
+
+/* --- what there is --- */
+
+static mz_status_t decl_bytes(const mz_plan_t *p, const mz_decl_buffer_t *b,
+                              int64_t *row_bytes, int64_t *bytes)
+{
+  int64_t rows = b->rows;
+
+  if (b->kind == MZ_ROWS_TOKENS)
+    MZ_TRY(mz_mul_i64(b->rows, p->max_tokens, &rows));
+  if (b->kind == MZ_ROWS_ROUND) rows = p->moes[b->moe].round_rows;
+  if (b->kind == MZ_ROWS_POOL) rows = p->pool_rows;
+  MZ_TRY(mz_mul_i64(b->width, (int64_t)mz_dtype_bytes(b->dtype), row_bytes));
+  return MZ_TRACE(mz_mul_i64(rows, *row_bytes, bytes));
+}
+
+/* Pool buffers of one name are one buffer, as wide as the widest. */
+static int32_t find_pool(const mz_plan_t *p, int64_t until, const char *name)
+{
+  for (int64_t i = 0; i < until; i++)
+    if (p->decl->buffers[i].kind == MZ_ROWS_POOL &&
+        strcmp(p->decl->buffers[i].name, name) == 0)
+      return p->buffer_of_decl[i];
+  return -1;
+}
+
+static mz_status_t add_declared(mz_plan_t *p)
+{
+  for (int64_t i = 0; i < p->decl->num_buffers; i++) {
+    const mz_decl_buffer_t *b = &p->decl->buffers[i];
+    int64_t row_bytes, bytes;
+    int32_t *id = &p->buffer_of_decl[i];
+
+    MZ_TRY(decl_bytes(p, b, &row_bytes, &bytes));
+    *id = b->kind == MZ_ROWS_POOL ? find_pool(p, i, b->name) : -1;
+    if (*id < 0)
+      MZ_TRY(mz_plan_add_buffer(p, b->name, b->category, bytes, false, id));
+    p->buffers[*id].bytes = mz_max_i64(p->buffers[*id].bytes, bytes);
+    p->buffers[*id].row_bytes =
+        mz_max_i64(p->buffers[*id].row_bytes, row_bytes);
+  }
+  return MZ_OK;
+}
+
+static mz_status_t add_regions(mz_plan_t *p)
+{
+  int64_t params = 0, accum = 0, state = 0, bytes;
+
+  for (int32_t i = 0; i < p->num_units; i++) {
+    const mz_unit_t *u = &p->units[i];
+    params += u->elements / u->p;
+    accum += u->elements / u->g;
+    state += u->elements / u->o;
+  }
+  MZ_TRY(mz_mul_i64(params, (int64_t)mz_dtype_bytes(p->dtype), &bytes));
+  MZ_TRY(
+      mz_plan_add_buffer(p, "params", MZ_CAT_PARAMS, bytes, true, &p->params));
+  MZ_TRY(mz_plan_add_buffer(p, "accumulators", MZ_CAT_GRADS, accum * 4, true,
+                            &p->accum));
+  p->master = -1;
+  if (p->dtype != MZ_F32)
+    MZ_TRY(mz_plan_add_buffer(p, "master", MZ_CAT_OPTIMIZER, state * 4, true,
+                              &p->master));
+  MZ_TRY(mz_plan_add_buffer(p, "exp_avg", MZ_CAT_OPTIMIZER, state * 4, true,
+                            &p->exp_avg));
+  return MZ_TRACE(mz_plan_add_buffer(p, "exp_avg_sq", MZ_CAT_OPTIMIZER,
+                                     state * 4, true, &p->exp_avg_sq));
+}
+
+static int64_t counts_bytes(const mz_plan_t *p)
+{
+  int64_t bytes = 0;
+
+  for (int32_t m = 0; m < p->num_moes; m++) {
+    const mz_moe_opts_t *o = &p->decl->moes[m].opts;
+    bytes += MZ_PLAN_COUNTS_BYTES(o->num_experts, o->ep_size);
+  }
+  return bytes;
+}
+
+static int64_t window_bytes(const mz_plan_t *p)
+{
+  int64_t most = 0;
+
+  for (int32_t r = 0; r < p->num_runs; r++) {
+    const mz_run_t *run = &p->runs[r];
+    int64_t ep = p->decl->moes[run->moe].opts.ep_size;
+    most = mz_max_i64(most, run->num_experts * ep + run->num_experts + 1);
+  }
+  return most * 4;
+}
+
+static mz_status_t add_engine(mz_plan_t *p)
+{
+  int64_t world = p->opts.world_size, stats = p->stats_elements * 8;
+  int64_t sequences = p->opts.micro_sequences * p->opts.accumulation;
+  const struct {
+    const char *name;
+    mz_category_t category;
+    int64_t bytes;
+    int32_t *id;
+  } all[] = {
+      {"statistics", MZ_CAT_ROUTING, stats, &p->stats},
+      {"statistics of all", MZ_CAT_ROUTING, stats * world, &p->stats_all},
+      {"statistics, sum", MZ_CAT_ROUTING, stats, &p->stats_total},
+      {"counts", MZ_CAT_ROUTING, counts_bytes(p), &p->counts_all},
+      {"window", MZ_CAT_ROUTING, window_bytes(p), &p->round_counts},
+      {"scalars", MZ_CAT_ROUTING, 8 * MZ_PLAN_SCALARS, &p->scalars},
+      {"scalars of all", MZ_CAT_ROUTING, 8 * MZ_PLAN_SCALARS * world,
+       &p->scalars_all},
+      {"data", MZ_CAT_DATA,
+       sequences * p->opts.sequence_length * 8 + sequences * 8, &p->data},
+  };
+
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    MZ_TRY(mz_plan_add_buffer(p, all[i].name, all[i].category, all[i].bytes,
+                              true, all[i].id));
+  return MZ_OK;
+}
+
+mz_status_t mz_plan_make_buffers(mz_plan_t *plan)
+{
+  MZ_TRY(mz_new(plan->decl->num_buffers, "buffer ids", &plan->buffer_of_decl));
+  MZ_TRY(add_regions(plan));
+  MZ_TRY(add_engine(plan));
+  return MZ_TRACE(add_declared(plan));
+}
+
+/* --- lives --- */
+
+static void touch(mz_plan_t *p, mz_walk_t w, int32_t buffer, int32_t op)
+{
+  mz_life_t *life;
+
+  if (buffer < 0) return;
+  life = &p->buffers[buffer].life[w];
+  if (op < life->first) life->first = op;
+  if (op > life->last) life->last = op;
+}
+
+static mz_status_t touch_step(mz_plan_t *p, mz_walk_t w, int32_t at)
+{
+  const mz_op_t *op = &p->ops[w][at];
+  const mz_compute_opts_t *c = &p->decl->steps[op->pass][op->step].compute;
+
+  for (int32_t i = 0; i < c->num_reads; i++) {
+    int32_t b = p->buffer_of_decl[c->reads[i]];
+    MZ_REQUIRE(p->buffers[b].life[w].last >= 0, MZ_ERR_ARG,
+               "step %s of %s reads buffer %s before it is written", c->name,
+               p->decl->layers[op->layer].name, p->buffers[b].name);
+    touch(p, w, b, at);
+  }
+  for (int32_t i = 0; i < c->num_writes; i++)
+    touch(p, w, p->buffer_of_decl[c->writes[i]], at);
+  return MZ_OK;
+}
+
+static mz_status_t touch_op(mz_plan_t *p, mz_walk_t w, int32_t at)
+{
+  const mz_op_t *op = &p->ops[w][at];
+  const mz_entry_t *e;
+
+  if (op->kind == MZ_OP_COMPUTE) return touch_step(p, w, at);
+  if (op->kind == MZ_OP_PREPARE || op->kind == MZ_OP_RELEASE) {
+    touch(p, w, op->weights, at);
+    touch(p, w, op->grads, at);
+  }
+  if (op->kind != MZ_OP_POST && op->kind != MZ_OP_WAIT &&
+      op->kind != MZ_OP_PACK && op->kind != MZ_OP_PLACE &&
+      op->kind != MZ_OP_SUM)
+    return MZ_OK;
+  e = &p->entries[op->entry];
+  touch(p, w, e->staging, at);
+  touch(p, w, e->target, at);
+  /* the packed side is only read while the message is under way */
+  if (op->kind != MZ_OP_SUM && op->kind != MZ_OP_PLACE)
+    touch(p, w, e->packed, at);
+  if (e->kind == MZ_ENTRY_COUNTS)
+    touch(p, w, p->buffer_of_decl[p->moes[e->moe].counts], at);
+  if (e->kind == MZ_ENTRY_TOKENS) {
+    touch(p, w, p->buffer_of_decl[e->send], at);
+    touch(p, w, p->buffer_of_decl[e->recv], at);
+  }
+  return MZ_OK;
+}
+
+/* What crosses the bounds of a loop lives in all of its rounds. */
+static void widen(mz_plan_t *p, mz_walk_t w)
+{
+  for (int32_t at = 0; at < p->num_ops[w]; at++) {
+    int32_t end = p->ops[w][at].jump;
+
+    if (p->ops[w][at].kind != MZ_OP_LOOP) continue;
+    for (int32_t b = 0; b < p->num_buffers; b++) {
+      mz_life_t *l = &p->buffers[b].life[w];
+      if (l->first < at && l->last >= at && l->last < end) l->last = end;
+      if (l->first >= at && l->first < end && l->last >= end) l->first = at;
+    }
+  }
+}
+
+/* --- places --- */
+
+static bool meet(const mz_plan_buffer_t *a, const mz_plan_buffer_t *b)
+{
+  if (a->persistent || b->persistent) return true;
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    if (a->life[w].first <= b->life[w].last &&
+        b->life[w].first <= a->life[w].last)
+      return true;
+  return false;
+}
+
+static int by_size(const void *a, const void *b, void *plan)
+{
+  const mz_plan_buffer_t *all = ((const mz_plan_t *)plan)->buffers;
+  const mz_plan_buffer_t *x = &all[*(const int32_t *)a];
+  const mz_plan_buffer_t *y = &all[*(const int32_t *)b];
+
+  if (x->persistent != y->persistent) return x->persistent ? -1 : 1;
+  if (x->bytes != y->bytes) return x->bytes > y->bytes ? -1 : 1;
+  return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1;
+}
+
+/* Lowest offset where buffer n of the order meets none that is placed. Placed
+ * ones are kept in order of offset in @p placed. */
+static void place(mz_plan_t *p, int32_t id, int32_t *placed, int32_t *num)
+{
+  mz_plan_buffer_t *b = &p->buffers[id];
+  int64_t size = mz_round_up(b->bytes, MZ_ALIGN_BYTES), at = 0;
+  int32_t i = *num;
+
+  for (int32_t j = 0; j < *num; j++) {
+    const mz_plan_buffer_t *o = &p->buffers[placed[j]];
+
+    if (!meet(b, o)) continue;
+    if (o->offset >= at + size) break;
+    at = mz_max_i64(at, o->offset + mz_round_up(o->bytes, MZ_ALIGN_BYTES));
+  }
+  b->offset = at;
+  p->arena_bytes = mz_max_i64(p->arena_bytes, at + size);
+  for (; i > 0 && p->buffers[placed[i - 1]].offset > at; i--)
+    placed[i] = placed[i - 1];
+  placed[i] = id;
+  ++*num;
+}
+
+mz_status_t mz_plan_place_buffers(mz_plan_t *plan)
+{
+  int32_t *order = NULL, *placed = NULL, num = 0;
+  mz_status_t st;
+
+  for (int w = 0; w < MZ_NUM_WALKS; w++) {
+    for (int32_t i = 0; i < plan->num_ops[w]; i++)
+      MZ_TRY(touch_op(plan, (mz_walk_t)w, i));
+    widen(plan, (mz_walk_t)w);
+  }
+  MZ_TRY_GOTO(st, mz_new(plan->num_buffers, "order of buffers", &order), done);
+  MZ_TRY_GOTO(st, mz_new(plan->num_buffers, "placed buffers", &placed), done);
+  for (int32_t i = 0; i < plan->num_buffers; i++)
+    order[i] = i;
+  qsort_r(order, (size_t)plan->num_buffers, sizeof *order, by_size, plan);
+  for (int32_t i = 0; i < plan->num_buffers; i++)
+    if (plan->buffers[order[i]].bytes > 0) place(plan, order[i], placed, &num);
+done:
+  mz_free(order);
+  mz_free(placed);
+  return st;
+}

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The walks: stays of gathered weights, reductions, then the operations. */
+#include "plan/sketch.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+#include <stdio.h>
+
+/* --- stays of gathered weights --- */
+
+static mz_status_t add_stay(mz_sketch_t *s, int32_t set, int32_t item)
+{
+  mz_stay_t stay = {.set = set, .first = item, .last = item, .target = -1};
+
+  MZ_TRY(mz_grow(&s->stays, &s->cap_stays, s->num_stays + 1, "stays"));
+  s->stays[s->num_stays++] = stay;
+  return MZ_OK;
+}
+
+/* Elements of other sets that are first used after item a and up to item b:
+ * the reuse distance between two uses. */
+static int64_t distance(const mz_sketch_t *s, int32_t set, int32_t a, int32_t b)
+{
+  int64_t sum = 0;
+
+  for (int64_t i = 0; i < s->num_stays; i++)
+    if (s->stays[i].set != set && s->stays[i].first > a &&
+        s->stays[i].first <= b)
+      sum += s->sets[s->stays[i].set].elements;
+  return sum;
+}
+
+static int64_t all_gathered(const mz_sketch_t *s)
+{
+  int64_t sum = 0;
+  for (int64_t i = 0; i < s->num_sets; i++)
+    if (s->sets[i].gathers) sum += s->sets[i].elements;
+  return sum;
+}
+
+/* Uses in one pass are one stay; the backward use continues the forward one
+ * when nothing is gathered between, or when it comes again within the reuse
+ * distance and all weights may live at once. */
+static mz_status_t make_stays(mz_sketch_t *s)
+{
+  bool all = all_gathered(s) <= s->plan->opts.max_live_parameters;
+
+  for (int32_t i = 0; i < s->num_items; i++)
+    for (int32_t j = 0; j < s->items[i].num_weights; j++) {
+      int32_t set = s->items[i].weights[j];
+      mz_stay_t *last = NULL;
+      int64_t far;
+
+      if (!s->sets[set].gathers) continue;
+      for (int64_t k = 0; k < s->num_stays; k++)
+        if (s->stays[k].set == set) last = &s->stays[k];
+      far = last ? distance(s, set, last->last, i) : 0;
+      if (last && (s->items[last->last].pass == s->items[i].pass || far == 0 ||
+                   (all && far <= s->plan->opts.max_reuse_distance)))
+        last->last = i;
+      else
+        MZ_TRY(add_stay(s, set, i));
+    }
+  return MZ_OK;
+}
+
+/* Elements alive at an item of stays before number @p n. */
+static int64_t live_at(const mz_sketch_t *s, int64_t n, int32_t item)
+{
+  int64_t sum = 0;
+  for (int64_t i = 0; i < n; i++)
+    if (s->stays[i].last >= item) sum += s->sets[s->stays[i].set].elements;
+  return sum;
+}
+
+/* Posts: one stay ahead where buckets and the live limit allow. */
+static mz_status_t place_posts(mz_sketch_t *s)
+{
+  const mz_plan_opts_t *o = &s->plan->opts;
+
+  for (int64_t i = 0; i < s->num_stays; i++) {
+    mz_stay_t *stay = &s->stays[i];
+    int64_t size = s->sets[stay->set].elements;
+    int32_t ahead = i ? s->stays[i - 1].first : 0;
+    int64_t live = live_at(s, i, stay->first) + size;
+
+    MZ_REQUIRE(live <= o->max_live_parameters, MZ_ERR_CONFIG,
+               "zero_optimization.stage3_max_live_parameters is %" PRId64
+               ", the largest step needs %" PRId64,
+               o->max_live_parameters, live);
+    stay->post = stay->first;
+    if (size <= o->prefetch_bucket_size &&
+        live_at(s, i, ahead) + size <= o->max_live_parameters) {
+      stay->post = ahead;
+      live = mz_max_i64(live, live_at(s, i, ahead) + size);
+    }
+    s->plan->peak_gathered = mz_max_i64(s->plan->peak_gathered, live);
+  }
+  return MZ_OK;
+}
+
+/* --- the walk --- */
+
+static mz_status_t add_target(mz_sketch_t *s, const mz_set_t *set,
+                              const char *what, mz_dtype_t dtype,
+                              int32_t *buffer_out)
+{
+  char name[2 * MZ_NAME_MAX];
+
+  snprintf(name, sizeof name, "%s.%s.%d", what,
+           s->plan->units[set->first_unit].name, s->plan->num_buffers);
+  return MZ_TRACE(mz_plan_add_buffer(
+      s->plan, name, MZ_CAT_GATHERED,
+      set->elements * (int64_t)mz_dtype_bytes(dtype), false, buffer_out));
+}
+
+static mz_status_t prepare(mz_sketch_t *s, const mz_set_t *set,
+                           mz_op_kind_t kind, int32_t weights, int32_t grads)
+{
+  mz_op_t op = {.kind = kind,
+                .first_unit = set->first_unit,
+                .num_units = set->num_units,
+                .weights = weights,
+                .grads = grads,
+                .moe = -1,
+                .run = -1};
+  return MZ_TRACE(mz_emit_op(s->emit, op));
+}
+
+static mz_status_t before_item(mz_sketch_t *s, int32_t at)
+{
+  for (int64_t i = 0; i < s->num_stays; i++) {
+    mz_stay_t *stay = &s->stays[i];
+    mz_set_t *set = &s->sets[stay->set];
+
+    if (stay->post != at) continue;
+    MZ_TRY(add_target(s, set, "gathered", s->plan->dtype, &stay->target));
+    MZ_TRY(mz_emit_gather_post(s->emit, MZ_ENTRY_PARAMS, set->first_unit,
+                               set->num_units, stay->target, &stay->first_entry,
+                               &stay->num_entries));
+  }
+  for (int64_t i = 0; i < s->num_stays; i++) {
+    mz_stay_t *stay = &s->stays[i];
+
+    if (stay->first != at) continue;
+    MZ_TRY(mz_emit_gather_wait(s->emit, stay->first_entry, stay->num_entries));
+    MZ_TRY(prepare(s, &s->sets[stay->set], MZ_OP_PREPARE, stay->target, -1));
+  }
+  for (int64_t i = 0; i < s->num_sets; i++) {
+    mz_set_t *set = &s->sets[i];
+
+    if (!set->scatters || set->grad_first != at) continue;
+    MZ_TRY(add_target(s, set, "scratch", MZ_F32, &set->scratch));
+    MZ_TRY(prepare(s, set, MZ_OP_PREPARE, -1, set->scratch));
+  }
+  return MZ_OK;
+}
+
+static mz_status_t after_item(mz_sketch_t *s, int32_t at)
+{
+  for (int64_t i = 0; i < s->num_stays; i++)
+    if (s->stays[i].last == at)
+      MZ_TRY(prepare(s, &s->sets[s->stays[i].set], MZ_OP_RELEASE,
+                     s->stays[i].target, -1));
+  for (int64_t i = 0; i < s->num_sets; i++) {
+    const mz_set_t *set = &s->sets[i];
+
+    if (set->scatters && set->grad_last == at)
+      MZ_TRY(mz_emit_reduce(s->emit, set->first_unit, set->num_units,
+                            set->scratch));
+  }
+  return MZ_OK;
+}
+
+static mz_status_t copy_item(mz_sketch_t *s, const mz_item_t *it)
+{
+  int32_t base = s->plan->num_ops[s->emit->walk];
+
+  for (int32_t i = 0; i < it->num_ops; i++) {
+    mz_op_t op = s->ops[it->first_op + i];
+
+    if (op.kind == MZ_OP_LOOP || op.kind == MZ_OP_END_LOOP ||
+        op.kind == MZ_OP_BRANCH)
+      op.jump += base;
+    MZ_TRY(mz_emit_op(s->emit, op));
+  }
+  return MZ_OK;
+}
+
+static mz_status_t post_stats(mz_sketch_t *s, int32_t *entry_out)
+{
+  mz_entry_t e = {.kind = MZ_ENTRY_STATS,
+                  .lane = 0,
+                  .group = 0,
+                  .dtype = MZ_I64,
+                  .moe = -1,
+                  .staging = -1,
+                  .packed = -1,
+                  .target = -1,
+                  .send_bytes = 8 * s->plan->stats_elements};
+
+  MZ_TRY(mz_emit_entry(s->emit, e, entry_out));
+  return MZ_TRACE(mz_emit_simple(s->emit, MZ_OP_POST, *entry_out));
+}
+
+static mz_status_t wait_stats(mz_sketch_t *s, int32_t *entry)
+{
+  MZ_TRY(mz_emit_simple(s->emit, MZ_OP_WAIT, *entry));
+  MZ_TRY(mz_emit_simple(s->emit, MZ_OP_STATS_SUM, *entry));
+  *entry = -1;
+  return MZ_OK;
+}
+
+static mz_status_t emit_walk(mz_sketch_t *s)
+{
+  int32_t stats = -1;
+
+  for (int32_t i = 0; i < s->num_items; i++) {
+    MZ_TRY(before_item(s, i));
+    if (s->items[i].needs_stats && stats >= 0) MZ_TRY(wait_stats(s, &stats));
+    MZ_TRY(copy_item(s, &s->items[i]));
+    if (s->items[i].last_counts) MZ_TRY(post_stats(s, &stats));
+    MZ_TRY(after_item(s, i));
+  }
+  if (stats >= 0) MZ_TRY(wait_stats(s, &stats));
+  return MZ_TRACE(mz_emit_drain(s->emit, 0));
+}
+
+static mz_status_t make_walk(mz_emit_t *emit, mz_walk_t walk)
+{
+  mz_sketch_t s = {.emit = emit, .plan = emit->plan};
+  mz_status_t st;
+
+  emit->walk = walk;
+  emit->capacity_ops = 0;
+  s.train = walk == MZ_WALK_MICRO;
+  MZ_TRY_GOTO(st, mz_sketch_make_items(&s), done);
+  MZ_TRY_GOTO(st, make_stays(&s), done);
+  MZ_TRY_GOTO(st, place_posts(&s), done);
+  MZ_TRY_GOTO(st, emit_walk(&s), done);
+done:
+  mz_free(s.ops);
+  mz_free(s.items);
+  mz_free(s.sets);
+  mz_free(s.stays);
+  mz_free(s.set_of_unit);
+  mz_free(s.set_of_run);
+  mz_free(s.contributed);
+  return st;
+}
+
+/* --- the optimizer step --- */
+
+/* Calls emit for each stretch of units of one group for which want holds. */
+typedef bool (*want_fn)(const mz_unit_t *unit);
+
+static bool wants_reduce(const mz_unit_t *u)
+{
+  return u->ranks > 1 && u->g == 1;
+}
+
+static bool wants_sums(const mz_unit_t *u) { return u->ranks > 1 && u->o == 1; }
+
+static bool wants_weights(const mz_unit_t *u) { return u->p == 1 && u->o > 1; }
+
+static int32_t stretch(const mz_plan_t *p, int32_t first, want_fn want)
+{
+  int32_t n = 0;
+
+  while (first + n < p->num_units && want(&p->units[first + n]) &&
+         p->units[first + n].group == p->units[first].group)
+    n++;
+  return n;
+}
+
+static mz_status_t gather_all(mz_emit_t *emit, mz_entry_kind_t kind,
+                              want_fn want)
+{
+  mz_plan_t *p = emit->plan;
+  int32_t first_entry = p->num_entries, entry, num;
+
+  for (int32_t u = 0, n; u < p->num_units; u += n ? n : 1) {
+    n = stretch(p, u, want);
+    if (n) MZ_TRY(mz_emit_gather_post(emit, kind, u, n, -1, &entry, &num));
+  }
+  return MZ_TRACE(
+      mz_emit_gather_wait(emit, first_entry, p->num_entries - first_entry));
+}
+
+static mz_status_t make_update(mz_emit_t *emit)
+{
+  mz_plan_t *p = emit->plan;
+  mz_entry_t scalars = {.kind = MZ_ENTRY_SCALARS,
+                        .dtype = MZ_F64,
+                        .moe = -1,
+                        .staging = -1,
+                        .packed = -1,
+                        .target = -1,
+                        .send_bytes = 8 * MZ_PLAN_SCALARS};
+  mz_op_t all = {
+      .kind = MZ_OP_ADAMW, .num_units = p->num_units, .moe = -1, .run = -1};
+  int32_t entry;
+
+  emit->walk = MZ_WALK_UPDATE;
+  emit->capacity_ops = 0;
+  for (int32_t u = 0, n; u < p->num_units; u += n ? n : 1) {
+    n = stretch(p, u, wants_reduce);
+    if (n) MZ_TRY(mz_emit_reduce(emit, u, n, -1));
+  }
+  MZ_TRY(mz_emit_drain(emit, 0));
+  MZ_TRY(mz_emit_simple(emit, MZ_OP_NORM, -1));
+  MZ_TRY(mz_emit_entry(emit, scalars, &entry));
+  MZ_TRY(mz_emit_simple(emit, MZ_OP_POST, entry));
+  MZ_TRY(gather_all(emit, MZ_ENTRY_SUMS, wants_sums));
+  MZ_TRY(mz_emit_simple(emit, MZ_OP_WAIT, entry));
+  MZ_TRY(mz_emit_simple(emit, MZ_OP_FACTOR, entry));
+  MZ_TRY(mz_emit_op(emit, all));
+  return MZ_TRACE(gather_all(emit, MZ_ENTRY_WEIGHTS, wants_weights));
+}
+
+mz_status_t mz_plan_make_schedule(mz_plan_t *plan)
+{
+  mz_emit_t emit = {.plan = plan};
+
+  MZ_TRY(make_walk(&emit, MZ_WALK_MICRO));
+  MZ_TRY(make_walk(&emit, MZ_WALK_EVAL));
+  return MZ_TRACE(make_update(&emit));
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A walk on the drawing board: the layers' steps as items, between which
+ * weights are acquired and gradients reduced. */
+#ifndef MZ_PLAN_SKETCH_H
+#define MZ_PLAN_SKETCH_H
+
+#include "plan/plan_impl.h"
+
+/* What is gathered and reduced together: a dense unit or a run of experts. */
+typedef struct mz_set {
+  int32_t first_unit, num_units;
+  int64_t elements;
+  bool gathers, scatters;                 /* p > 1, g > 1 */
+  int32_t grad_first, grad_last, scratch; /* items; plan buffer */
+} mz_set_t;
+
+typedef struct mz_item {
+  int32_t first_op, num_ops; /* in sketch->ops */
+  mz_pass_t pass;
+  bool needs_stats, last_counts;
+  int32_t weights[MZ_STEP_MAX_REFS], grads[MZ_STEP_MAX_REFS]; /* sets */
+  int32_t num_weights, num_grads;
+} mz_item_t;
+
+/* One stay of a set's weights. */
+typedef struct mz_stay {
+  int32_t set, first, last, post; /* items */
+  int32_t target, first_entry, num_entries;
+} mz_stay_t;
+
+typedef struct mz_sketch {
+  mz_emit_t *emit;
+  mz_plan_t *plan;
+  bool train;
+  mz_op_t *ops;
+  mz_item_t *items;
+  mz_set_t *sets;
+  mz_stay_t *stays;
+  int64_t num_ops, cap_ops, num_items, cap_items, num_sets, num_stays,
+      cap_stays;
+  int32_t *set_of_unit, *set_of_run;
+  uint8_t *contributed; /* by tensor */
+} mz_sketch_t;
+
+/* items.c: sets and items of the walk sketch->emit->walk. */
+mz_status_t mz_sketch_make_items(mz_sketch_t *sketch);
+
+#endif
