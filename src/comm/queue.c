@@ -5,7 +5,6 @@
  * `posted`; the progressing side writes `started` and the slot's `done`.
  * Nothing is allocated here.
  */
-#define _GNU_SOURCE /* pthread_cond_clockwait */
 #include "comm/comm_impl.h"
 
 #include <sched.h>
