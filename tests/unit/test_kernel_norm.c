@@ -5,7 +5,7 @@
 /* rows, width: none, one row, fewer and more rows than partial sums, a width
  * of more than one piece of a mask. */
 static const int64_t shapes[][2] = {
-    {0, 5}, {1, 1}, {1, 9}, {24, 37}, {72, 300}};
+    {0, 5}, {1, 1}, {1, 9}, {24, 37}, {40, 270}};
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes, SEQUENCE = 6 };
 
 /* Rows belong to these samples of the global batch, SEQUENCE rows each. */
