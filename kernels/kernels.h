@@ -18,8 +18,8 @@
 
 #include <moezero/status.h>
 
-/* name, argument struct */
-#define MZ_KERNEL_LIST(X)                                                      \
+/* name, argument struct: the dense part of a model, */
+#define MZ_KERNEL_DENSE_LIST(X)                                                \
   X(linear, mz_linear_t)                                                       \
   X(linear_dgrad, mz_linear_dgrad_t)                                           \
   X(linear_wgrad, mz_linear_wgrad_t)                                           \
@@ -34,7 +34,10 @@
   X(dropout, mz_dropout_apply_t)                                               \
   X(embedding, mz_embedding_t)                                                 \
   X(embedding_grad, mz_embedding_grad_t)                                       \
-  X(xent, mz_xent_t)                                                           \
+  X(xent, mz_xent_t)
+
+/* routing, and the optimizer with what travels. */
+#define MZ_KERNEL_MOE_LIST(X)                                                  \
   X(gate, mz_gate_t)                                                           \
   X(gate_grad, mz_gate_grad_t)                                                 \
   X(permute, mz_permute_t)                                                     \
@@ -48,6 +51,10 @@
   X(sum_squares, mz_sum_squares_t)                                             \
   X(reorder, mz_reorder_t)                                                     \
   X(convert, mz_convert_t)
+
+#define MZ_KERNEL_LIST(X)                                                      \
+  MZ_KERNEL_DENSE_LIST(X)                                                      \
+  MZ_KERNEL_MOE_LIST(X)
 
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */

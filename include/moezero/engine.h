@@ -89,14 +89,6 @@ mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
 /** A hash of all parameters that does not depend on the layout. Collective. */
 mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out);
 
-/** What a dump or load works on. */
-typedef enum mz_tensor_part {
-  MZ_PART_WEIGHTS, /* fp32 (master) weights */
-  MZ_PART_GRADS,   /* summed gradients of the last step, before clipping */
-  MZ_PART_EXP_AVG,
-  MZ_PART_EXP_AVG_SQ
-} mz_tensor_part_t;
-
 /**
  * Gathers one whole tensor, fp32, on every rank. Collective; not in a step.
  * @param[out] values_out  [elements] host memory of the caller.

@@ -32,8 +32,13 @@ typedef struct mz_micro {
   int32_t accumulation;
 } mz_micro_t;
 
-/** Scalars that layers add to, fp64, in mz_call_t.scalars. */
-enum { MZ_SCALAR_LOSS_SUM = 0, MZ_NUM_SCALARS = 8 };
+/** Scalars of a step, fp64, in mz_call_t.scalars: layers add to them, but lower
+ * the gap to the smallest one seen (the engine starts it at infinity). */
+enum {
+  MZ_SCALAR_LOSS_SUM = 0, /* of token losses, not divided */
+  MZ_SCALAR_MIN_GAP = 1,  /* between the k-th and the next logit of a gate */
+  MZ_NUM_SCALARS = 8
+};
 
 /**
  * Statistics of a MoE layer in one micro-batch, 8-byte elements: int64

@@ -30,7 +30,8 @@ extern "C" {
 typedef struct mz_expert_rows {
   const mz_window_t *window;
   const void *x;  /* [rows, H] */
-  void *saved;    /* [rows, saved_width]: written forward, read backward */
+  void *saved;    /* [rows, saved_width]: written forward, read backward, which
+                     may overwrite it */
   void *scratch;  /* [rows, scratch_width] */
   void *y;        /* forward: [rows, H] output */
   const void *dy; /* backward: [rows, H] gradient of the output; may be
@@ -77,7 +78,8 @@ typedef struct mz_moe_layer_opts {
   int32_t in, out;     /* buffers [T, H] of the model's dtype */
   int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
   const mz_expert_ops_t *expert; /* copied */
-  void *expert_self;             /* owned by the layer from here on */
+  void *expert_self;             /* owned by the layer from here on, also when
+                                    mz_moe_layer returns an error */
   const float *fixed_logits;     /* tests: [E], copied; NULL: none */
   const int32_t *route_table;    /* tests: [route_tokens] first choice by token
                                     id, copied; NULL: none */
@@ -105,7 +107,8 @@ typedef struct mz_ffn_opts {
 
 /**
  * The feed-forward expert: tensors up.weight [F, H], up.bias [F], down.weight
- * [H, F], down.bias [H]; with SwiGLU also gate.weight [F, H].
+ * [H, F], down.bias [H]; with SwiGLU also gate.weight [F, H] and
+ * gate.bias [F].
  * @param[out] ops_out, self_out  For mz_moe_layer_opts_t; self is owned by the
  * caller until a layer takes it.
  */

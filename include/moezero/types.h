@@ -45,6 +45,14 @@ static inline size_t mz_dtype_bytes(mz_dtype_t dtype)
   return 0;
 }
 
+/** What a dump, a load or a checkpoint works on; all are fp32. */
+typedef enum mz_tensor_part {
+  MZ_PART_WEIGHTS, /* master weights */
+  MZ_PART_GRADS,   /* summed gradients of the last step, before clipping */
+  MZ_PART_EXP_AVG,
+  MZ_PART_EXP_AVG_SQ
+} mz_tensor_part_t;
+
 /** The two backends by name; "auto" takes CUDA where a GPU is found. */
 #define MZ_BACKEND_CPU "/cpu"
 #define MZ_BACKEND_CUDA "/cuda"

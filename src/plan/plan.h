@@ -34,7 +34,8 @@
  * Optimizer, norm, initialisation, dump and checkpoint read this one table.
  *
  * ## Schedule
- * Three walks: MICRO (forward and backward of one micro-batch), EVAL (forward)
+ * Four walks: BEGIN (what the ranks tell each other before a step or after an
+ * evaluation), MICRO (forward and backward of one micro-batch), EVAL (forward)
  * and UPDATE. An operation is a struct mz_op; control flow (rounds,
  * branches) by jumps to operation indices. Entries (messages) are numbered;
  * POST hands one to the queue, WAIT waits for it.
@@ -117,6 +118,7 @@ typedef enum mz_share {
 } mz_share_t;
 
 typedef enum mz_walk {
+  MZ_WALK_BEGIN,
   MZ_WALK_MICRO,
   MZ_WALK_EVAL,
   MZ_WALK_UPDATE,
@@ -233,7 +235,7 @@ typedef struct mz_traffic {
   mz_entry_kind_t kind;
   int32_t group;
   int64_t calls_micro, bytes_micro;   /* a micro-batch */
-  int64_t calls_update, bytes_update; /* an optimizer step */
+  int64_t calls_update, bytes_update; /* an optimizer step: BEGIN, UPDATE */
   int64_t calls_eval, bytes_eval;     /* a forward-only micro-batch */
   bool bound; /* tokens: upper bounds; otherwise exact */
 } mz_traffic_t;

@@ -288,16 +288,32 @@ static mz_status_t gather_all(mz_emit_t *emit, mz_entry_kind_t kind,
       mz_emit_gather_wait(emit, first_entry, p->num_entries - first_entry));
 }
 
+static mz_status_t post_scalars(mz_emit_t *emit, int32_t *entry_out)
+{
+  mz_entry_t e = {.kind = MZ_ENTRY_SCALARS,
+                  .dtype = MZ_F64,
+                  .moe = -1,
+                  .staging = -1,
+                  .packed = -1,
+                  .target = -1,
+                  .send_bytes = 8 * MZ_PLAN_SCALARS};
+
+  MZ_TRY(mz_emit_entry(emit, e, entry_out));
+  return MZ_TRACE(mz_emit_simple(emit, MZ_OP_POST, *entry_out));
+}
+
+static mz_status_t make_begin(mz_emit_t *emit)
+{
+  int32_t entry;
+
+  emit->walk = MZ_WALK_BEGIN;
+  MZ_TRY(post_scalars(emit, &entry));
+  return MZ_TRACE(mz_emit_simple(emit, MZ_OP_WAIT, entry));
+}
+
 static mz_status_t make_update(mz_emit_t *emit)
 {
   mz_plan_t *p = emit->plan;
-  mz_entry_t scalars = {.kind = MZ_ENTRY_SCALARS,
-                        .dtype = MZ_F64,
-                        .moe = -1,
-                        .staging = -1,
-                        .packed = -1,
-                        .target = -1,
-                        .send_bytes = 8 * MZ_PLAN_SCALARS};
   mz_op_t all = {
       .kind = MZ_OP_ADAMW, .num_units = p->num_units, .moe = -1, .run = -1};
   int32_t entry;
@@ -310,8 +326,7 @@ static mz_status_t make_update(mz_emit_t *emit)
   }
   MZ_TRY(mz_emit_drain(emit, 0));
   MZ_TRY(mz_emit_simple(emit, MZ_OP_NORM, -1));
-  MZ_TRY(mz_emit_entry(emit, scalars, &entry));
-  MZ_TRY(mz_emit_simple(emit, MZ_OP_POST, entry));
+  MZ_TRY(post_scalars(emit, &entry));
   MZ_TRY(gather_all(emit, MZ_ENTRY_SUMS, wants_sums));
   MZ_TRY(mz_emit_simple(emit, MZ_OP_WAIT, entry));
   MZ_TRY(mz_emit_simple(emit, MZ_OP_FACTOR, entry));
@@ -323,6 +338,7 @@ mz_status_t mz_plan_make_schedule(mz_plan_t *plan)
 {
   mz_emit_t emit = {.plan = plan};
 
+  MZ_TRY(make_begin(&emit));
   MZ_TRY(make_walk(&emit, MZ_WALK_MICRO));
   MZ_TRY(make_walk(&emit, MZ_WALK_EVAL));
   return MZ_TRACE(make_update(&emit));

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPT as one composition of the layers: embedding; a block [norm, attention,
+ * norm, MLP or MoE] at a time; norm; head. The keys of the configuration mix
+ * freely, so gpt2 and llama are two sets of values, not two models. */
+#ifndef MZ_MODEL_GPT_H
+#define MZ_MODEL_GPT_H
+
+#include <moezero/config.h>
+#include <moezero/decl.h>
+
+/**
+ * Declares the model. Block 0 is the embedding, block l + 1 the transformer
+ * block l, block L + 1 the last norm and the head. Not collective.
+ * @return MZ_OK, MZ_ERR_CONFIG (sizes that do not divide, lists of the debug
+ * section that do not fit), and the errors of mz_decl_tensor.
+ */
+mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl);
+
+#endif

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Functions of the MoE layer's steps.
+ *
+ * Gradients of the auxiliary terms (moezero/moe.h), T tokens of the scope, a
+ * accumulation steps: the balance loss adds coef E f_e / (T a) to the gradient
+ * of every gate, f_e = routed_e / (T k); the z-loss adds 2 coef lse g / (T a)
+ * to the gradient of a logit. In scope "rank" both are divided by the ranks. */
+#include "moe/moe_layer_impl.h"
+
+#include "base/check.h"
+#include "moe/map.h"
+
+#include <math.h>
+
+static mz_gate_t gate_args(const mz_moe_layer_t *l, const mz_call_t *call)
+{
+  const mz_moe_opts_t *moe = &l->opts.moe;
+  mz_gate_t a = {.num_tokens = call->micro->num_tokens,
+                 .num_experts = moe->num_experts,
+                 .k = moe->k,
+                 .width = l->opts.hidden_size,
+                 .x = call->buffers[l->opts.in],
+                 .w = call->weights[l->gate],
+                 .fixed_logits = l->opts.fixed_logits,
+                 .route_table = l->opts.route_table,
+                 .tokens = call->micro->tokens,
+                 .capacity = call->moe->capacity,
+                 .policy = l->opts.drop_policy,
+                 .random = MZ_CALL_RANDOM(call, MZ_PURPOSE_TOKEN_SELECTION),
+                 .samples = call->micro->samples,
+                 .sequence = call->micro->sequence_length,
+                 .norm_topk = l->opts.norm_topk && moe->k > 1,
+                 .probs = call->buffers[l->probs],
+                 .lse = call->buffers[l->lse],
+                 .expert = call->buffers[l->expert_ids],
+                 .weight = call->buffers[l->weight],
+                 .row = call->buffers[l->row],
+                 .kept = call->buffers[l->kept],
+                 .stats = call->moe->stats};
+  return a;
+}
+
+static mz_status_t permute(const mz_moe_layer_t *l, const mz_call_t *call,
+                           int32_t send)
+{
+  mz_permute_t a = {.num_tokens = call->micro->num_tokens,
+                    .width = l->opts.hidden_size,
+                    .k = l->opts.moe.k,
+                    .row = call->buffers[l->row],
+                    .x = call->buffers[l->opts.in],
+                    .send = call->buffers[send]};
+
+  return MZ_KERNEL(call, permute, &a);
+}
+
+mz_status_t mz_moe_route(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  mz_gate_t gate = gate_args(l, call);
+  float gap = INFINITY;
+
+  gate.min_gap = &gap;
+  MZ_TRY(MZ_KERNEL(call, gate, &gate));
+  if (gap < call->scalars[MZ_SCALAR_MIN_GAP])
+    call->scalars[MZ_SCALAR_MIN_GAP] = gap;
+  return MZ_TRACE(permute(l, call, l->send));
+}
+
+static mz_status_t regroup(const mz_moe_layer_t *l, const mz_call_t *call,
+                           const void *src, void *dst, int to_source_major)
+{
+  const mz_window_t *window = call->window;
+  mz_regroup_t a = {.num_sources = window->num_sources,
+                    .num_experts = window->num_experts,
+                    .counts = window->counts,
+                    .offsets = window->offsets,
+                    .max_rows = window->rows,
+                    .width = l->opts.hidden_size,
+                    .src = src,
+                    .dst = dst,
+                    .to_source_major = to_source_major};
+
+  return MZ_KERNEL(call, regroup, &a);
+}
+
+/* x and saved of the window's rows: in the pool or of this round only. */
+static void *rows_x(const mz_moe_layer_t *l, const mz_call_t *call,
+                    const mz_moe_round_t *round)
+{
+  if (!call->moe->saved) return call->buffers[round->x];
+  return mz_at(call, call->buffers[l->pool_x],
+               call->window->pool_row * l->opts.hidden_size);
+}
+
+static void *rows_saved(const mz_moe_layer_t *l, const mz_call_t *call,
+                        const mz_moe_round_t *round)
+{
+  if (!call->moe->saved) return call->buffers[round->saved];
+  return mz_at(call, call->buffers[l->pool_saved],
+               call->window->pool_row * l->saved_width);
+}
+
+mz_status_t mz_moe_experts(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  const mz_moe_round_t *round = &l->round[MZ_FORWARD];
+  void *recv = call->buffers[round->recv];
+  void *x = rows_x(l, call, round);
+  mz_expert_rows_t rows = {.window = call->window,
+                           .x = x,
+                           .saved = rows_saved(l, call, round),
+                           .scratch = call->buffers[round->scratch],
+                           .y = recv};
+
+  MZ_TRY(regroup(l, call, recv, x, 0));
+  MZ_TRY(l->expert.forward(l->opts.expert_self, call, &rows));
+  return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
+}
+
+static mz_combine_t combine_args(const mz_moe_layer_t *l, const mz_call_t *call)
+{
+  mz_combine_t a = {.num_tokens = call->micro->num_tokens,
+                    .width = l->opts.hidden_size,
+                    .k = l->opts.moe.k,
+                    .row = call->buffers[l->row],
+                    .weight = call->buffers[l->weight],
+                    .back = call->buffers[l->send]};
+  return a;
+}
+
+mz_status_t mz_moe_combine(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  mz_combine_t a = combine_args(l, call);
+
+  a.y = call->buffers[l->opts.out];
+  return MZ_KERNEL(call, combine, &a);
+}
+
+mz_status_t mz_moe_combine_grad(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  mz_combine_grad_t a = {.forward = combine_args(l, call),
+                         .dy = call->buffers[l->opts.d_out],
+                         .d_send = call->buffers[l->send],
+                         .d_weight = call->buffers[l->d_weight]};
+
+  if (!call->moe->saved) MZ_TRY(permute(l, call, l->resend));
+  return MZ_KERNEL(call, combine_grad, &a);
+}
+
+/* x arrives again and what backward needs of it is computed again; the output
+ * itself is not wanted, so it goes where the gradient will leave from. */
+static mz_status_t recompute(const mz_moe_layer_t *l, const mz_call_t *call,
+                             mz_expert_rows_t rows, void *x)
+{
+  const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
+
+  MZ_TRY(regroup(l, call, call->buffers[l->work], x, 0));
+  rows.y = call->buffers[round->ret];
+  return MZ_TRACE(l->expert.forward(l->opts.expert_self, call, &rows));
+}
+
+mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
+  void *recv = call->buffers[round->recv], *work = call->buffers[l->work];
+  void *x = rows_x(l, call, round);
+  mz_call_t own = *call;
+  mz_expert_rows_t rows = {.window = call->window,
+                           .x = x,
+                           .saved = rows_saved(l, call, round),
+                           .scratch = call->buffers[round->scratch],
+                           .dy = work,
+                           .dx = recv};
+
+  if (!call->window->first_round) own.accumulate = l->ones;
+  if (!call->moe->saved) MZ_TRY(recompute(l, &own, rows, x));
+  MZ_TRY(regroup(l, call, recv, work, 0));
+  MZ_TRY(l->expert.backward(l->opts.expert_self, &own, &rows));
+  return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
+}
+
+static void set_aux(const mz_moe_layer_t *l, const mz_call_t *call,
+                    mz_gate_grad_t *a)
+{
+  const mz_moe_opts_t *moe = &l->opts.moe;
+  bool group = moe->aux_scope == MZ_SCOPE_GROUP;
+  bool aux = moe->aux_loss != MZ_AUX_NONE && moe->aux_coef > 0;
+  const int64_t *stats = group ? call->moe->total : call->moe->stats;
+  double tokens, divisor;
+
+  if (!aux && moe->z_coef <= 0) return;
+  tokens = (double)stats[MZ_STATS_TOKENS(moe->num_experts)];
+  if (tokens <= 0) return;
+  divisor = tokens * call->micro->accumulation;
+  if (!group) divisor *= call->moe->ranks;
+  a->aux_counts = stats + MZ_STATS_ROUTED(moe->num_experts);
+  if (aux)
+    a->aux_scale =
+        moe->aux_coef * moe->num_experts / (tokens * moe->k) / divisor;
+  a->z_scale = moe->z_coef / divisor;
+}
+
+mz_status_t mz_moe_route_grad(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  mz_permute_grad_t permute_grad = {.num_tokens = call->micro->num_tokens,
+                                    .width = l->opts.hidden_size,
+                                    .k = l->opts.moe.k,
+                                    .row = call->buffers[l->row],
+                                    .d_row = call->buffers[l->send],
+                                    .dx = call->buffers[l->opts.d_in]};
+  mz_gate_grad_t gate_grad = {.forward = gate_args(l, call),
+                              .d_weight = call->buffers[l->d_weight],
+                              .dlogits = call->buffers[l->dlogits],
+                              .dx = call->buffers[l->opts.d_in],
+                              .dw = call->grads[l->gate],
+                              .accumulate = call->accumulate[l->gate]};
+
+  set_aux(l, call, &gate_grad);
+  MZ_TRY(MZ_KERNEL(call, permute_grad, &permute_grad));
+  return MZ_KERNEL(call, gate_grad, &gate_grad);
+}

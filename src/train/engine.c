@@ -1,0 +1,410 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's life and its steps. */
+#include "train/engine_impl.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "train/hooks.h"
+#include "train/plan_opts.h"
+#include "train/schedule.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static double now_ms(void)
+{
+  struct timespec t;
+
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+static int64_t resident_bytes(void)
+{
+  long long size = 0, resident = 0;
+  FILE *file = fopen("/proc/self/statm", "r");
+
+  if (!file) return 0;
+  if (fscanf(file, "%lld %lld", &size, &resident) != 2) resident = 0;
+  fclose(file);
+  return (int64_t)resident * sysconf(_SC_PAGESIZE);
+}
+
+/* --- one micro-batch --- */
+
+/* Data of a step in the arena: samples, then tokens, then labels. */
+static int64_t *samples_at(const mz_engine_t *e)
+{
+  return (int64_t *)mz_zero_buffer(e->zero, e->plan->data);
+}
+
+static int32_t *tokens_at(const mz_engine_t *e)
+{
+  const mz_plan_opts_t *o = &e->plan->opts;
+  return (int32_t *)(samples_at(e) + o->accumulation * o->micro_sequences);
+}
+
+static int32_t *labels_at(const mz_engine_t *e)
+{
+  return tokens_at(e) + e->plan->opts.accumulation * e->plan->max_tokens;
+}
+
+static int32_t sequence_of(const mz_engine_t *e, int rank)
+{
+  int64_t length = e->plan->opts.sequence_length;
+
+  if (rank < e->config->debug.num_tokens_per_rank)
+    length = mz_min_i64(length, e->config->debug.tokens_per_rank[rank]);
+  return (int32_t)length;
+}
+
+static int64_t most_tokens(const mz_engine_t *e, int32_t sequences)
+{
+  int64_t most = 0;
+
+  for (int r = 0; r < e->plan->opts.world_size; r++)
+    most = mz_max_i64(most, sequence_of(e, r));
+  return most * sequences;
+}
+
+static void begin_micro(mz_engine_t *e, const mz_step_data_t *data, int32_t j)
+{
+  const mz_plan_opts_t *o = &e->plan->opts;
+  int32_t length = sequence_of(e, o->rank);
+
+  e->micro = (mz_micro_t){
+      .num_tokens = (int64_t)data->sequences[j] * length,
+      .max_tokens = most_tokens(e, data->max_sequences[j]),
+      .sequences = data->sequences[j],
+      .sequence_length = length,
+      .tokens = tokens_at(e) + j * e->plan->max_tokens,
+      .labels = labels_at(e) + j * e->plan->max_tokens,
+      .samples = samples_at(e) + j * o->micro_sequences,
+      .token_scale = e->total_labels > 0 ? 1 / e->total_labels : 0,
+      .index = j,
+      .accumulation = data->num_micro};
+  mz_routing_begin_micro(e);
+}
+
+/* Copies the step's data and counts what has a label. A rank whose sequences
+ * are cut (debug.tokens_per_rank) holds them without gaps. */
+static void take_data(mz_engine_t *e, const mz_step_data_t *data,
+                      double *scalars)
+{
+  const mz_plan_opts_t *o = &e->plan->opts;
+  int64_t length = sequence_of(e, o->rank), labels = 0, tokens = 0;
+
+  for (int32_t j = 0; j < data->num_micro; j++)
+    for (int32_t s = 0; s < data->sequences[j]; s++) {
+      int64_t row = j * o->micro_sequences + s;
+      int64_t to = j * e->plan->max_tokens + s * length;
+
+      samples_at(e)[row] = data->samples[row];
+      for (int64_t t = 0; t < length; t++) {
+        int32_t label = data->labels[row * o->sequence_length + t];
+        if (mz_hooks_masked(e->config, o->rank)) label = -1;
+        tokens_at(e)[to + t] = data->tokens[row * o->sequence_length + t];
+        labels_at(e)[to + t] = label;
+        labels += label >= 0;
+      }
+      tokens += length;
+    }
+  scalars[MZ_AT_LABELS] = (double)labels;
+  scalars[MZ_AT_TOKENS] = (double)tokens;
+}
+
+static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
+                         mz_mode_t mode)
+{
+  double *own = (double *)mz_zero_buffer(e->zero, e->plan->scalars);
+
+  e->status = MZ_OK;
+  e->call.mode = mode;
+  e->call.step = e->steps;
+  e->aux_sum = e->z_sum = e->weighted_aux = 0;
+  memset(own, 0, 8 * MZ_PLAN_SCALARS);
+  own[MZ_SCALAR_MIN_GAP] = HUGE_VAL;
+  MZ_REQUIRE(data->num_micro >= 1 && data->num_micro <= e->plan->opts.accumulation,
+             MZ_ERR_ARG, "%d micro-batches, planned are %" PRId64,
+             data->num_micro, e->plan->opts.accumulation);
+  take_data(e, data, own);
+  mz_routing_begin_step(e);
+  return MZ_OK;
+}
+
+static mz_status_t walk_whole(mz_engine_t *e, mz_walk_t walk)
+{
+  return MZ_TRACE(mz_engine_walk(e, walk, 0, e->plan->num_ops[walk]));
+}
+
+/* From the first operation after the optimizer on: the gathers of weights. */
+static mz_status_t publish(mz_engine_t *e)
+{
+  const mz_op_t *ops = e->plan->ops[MZ_WALK_UPDATE];
+  int32_t first = 0, num = e->plan->num_ops[MZ_WALK_UPDATE];
+
+  while (ops[first].kind != MZ_OP_ADAMW) first++;
+  return MZ_TRACE(mz_engine_walk(e, MZ_WALK_UPDATE, first + 1, num));
+}
+
+mz_status_t mz_engine_publish(mz_engine_t *engine)
+{
+  return MZ_TRACE(publish(engine));
+}
+
+/* Gradients of all micro-batches, then the update unless there is none. */
+static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
+{
+  MZ_TRY(walk_whole(e, MZ_WALK_BEGIN));
+  e->total_labels = mz_update_sum(e, MZ_AT_LABELS);
+  e->total_tokens = mz_update_sum(e, MZ_AT_TOKENS);
+  mz_zero_begin_step(e->zero);
+  for (int32_t j = 0; j < data->num_micro; j++) {
+    begin_micro(e, data, j);
+    MZ_TRY(walk_whole(e, MZ_WALK_MICRO));
+  }
+  e->micro.index = 0; /* sums of the update are not of a later micro-batch */
+  return MZ_TRACE(walk_whole(e, MZ_WALK_UPDATE));
+}
+
+static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
+{
+  r->step = e->steps;
+  r->lm_loss = e->total_labels > 0 ? e->total_loss / e->total_labels : 0;
+  r->aux_loss = e->aux_sum;
+  r->z_loss = e->z_sum;
+  r->loss = r->lm_loss + (e->total_labels > 0 ? e->weighted_aux : 0);
+  r->lr = e->lr;
+  r->grad_norm = e->grad_norm;
+  r->skipped = e->verdict_skip;
+  r->labels = (int64_t)e->total_labels;
+  r->tokens = (int64_t)e->total_tokens;
+  r->min_gap = e->min_gap;
+  if (e->culprit >= 0)
+    snprintf(r->culprit, sizeof r->culprit, "%s",
+             mz_decl_tensor_name(e->decl, e->culprit));
+  r->num_moes = e->plan->num_moes;
+  r->moes = e->results;
+}
+
+mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
+                           mz_step_result_t *result_out)
+{
+  double start = now_ms();
+
+  *result_out = (mz_step_result_t){0};
+  mz_comm_take_wait_seconds(engine->comm);
+  MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
+  mz_engine_note(engine, mz_hooks_fault(engine->config,
+                                        engine->plan->opts.rank,
+                                        engine->steps + 1));
+  engine->verdict_skip = false;
+  engine->lr = mz_schedule_lr(&engine->config->scheduler,
+                              engine->config->optimizer.lr, engine->updates);
+  MZ_TRY(run_step(engine, data));
+  if (mz_update_worst(engine) != MZ_OK || engine->status != MZ_OK)
+    return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
+  engine->steps++;
+  fill_result(engine, result_out);
+  result_out->ms = now_ms() - start;
+  result_out->wait_ms = 1e3 * mz_comm_take_wait_seconds(engine->comm);
+  return MZ_OK;
+}
+
+mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
+                           double *loss_sum_out, int64_t *labels_out)
+{
+  MZ_TRY(begin(engine, data, MZ_MODE_EVAL));
+  for (int32_t j = 0; j < data->num_micro; j++) {
+    begin_micro(engine, data, j);
+    MZ_TRY(walk_whole(engine, MZ_WALK_EVAL));
+  }
+  MZ_TRY(walk_whole(engine, MZ_WALK_BEGIN));
+  if (mz_update_worst(engine) != MZ_OK)
+    return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
+  *loss_sum_out = mz_update_sum(engine, MZ_SCALAR_LOSS_SUM);
+  *labels_out = (int64_t)mz_update_sum(engine, MZ_AT_LABELS);
+  return MZ_OK;
+}
+
+/* --- life --- */
+
+static mz_status_t create_comm(mz_engine_t *e, MPI_Comm comm)
+{
+  mz_comm_opts_t opts = {.thread = e->config->comm.thread,
+                         .watchdog_s = e->config->train.watchdog_s,
+                         .count_limit = e->config->debug.count_limit};
+  return MZ_TRACE(mz_comm_create(comm, &opts, &e->comm));
+}
+
+static mz_status_t create_plan(mz_engine_t *e)
+{
+  mz_plan_opts_t opts;
+
+  mz_plan_opts_from_config(e->config, mz_comm_size(e->comm),
+                           mz_comm_rank(e->comm), &opts);
+  return MZ_TRACE(mz_plan_create(e->decl, &opts, &e->plan));
+}
+
+static mz_status_t create_groups(mz_engine_t *e)
+{
+  MZ_TRY(mz_new(e->plan->num_groups, "groups", &e->comm_groups));
+  for (int32_t i = 1; i < e->plan->num_groups; i++) {
+    const mz_group_t *g = &e->plan->groups[i];
+    MZ_TRY(mz_comm_add_group(e->comm, g->name, g->ranks, g->size,
+                             &e->comm_groups[i]));
+  }
+  return MZ_OK;
+}
+
+static mz_status_t create_tables(mz_engine_t *e)
+{
+  int64_t world = e->plan->opts.world_size;
+
+  MZ_TRY(mz_new(e->decl->num_layers, "MoE of layers", &e->layer_moe));
+  for (int64_t l = 0; l < e->decl->num_layers; l++) {
+    const mz_layer_t *layer = &e->decl->layers[l];
+
+    e->layer_moe[l] = -1;
+    for (int pass = 0; pass < 2; pass++)
+      for (int32_t s = 0; s < layer->num[pass]; s++) {
+        int32_t moe = e->decl->steps[pass][layer->first[pass] + s].moe;
+        if (moe >= 0) e->layer_moe[l] = moe;
+      }
+  }
+  MZ_TRY(mz_new(e->decl->num_buffers, "buffer pointers", &e->buffers));
+  for (int64_t b = 0; b < e->decl->num_buffers; b++)
+    e->buffers[b] = mz_zero_buffer(e->zero, e->plan->buffer_of_decl[b]);
+  MZ_TRY(mz_new(e->plan->num_entries, "tickets", &e->tickets));
+  MZ_TRY(mz_new(2 * world, "scalars message", &e->scalars_counts));
+  e->scalars_displs = e->scalars_counts + world;
+  for (int64_t r = 0; r < world; r++) {
+    e->scalars_counts[r] = MZ_PLAN_SCALARS;
+    e->scalars_displs[r] = r * MZ_PLAN_SCALARS;
+  }
+  return MZ_TRACE(mz_routing_create(e));
+}
+
+static mz_status_t create_memory(mz_engine_t *e)
+{
+  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU, .dtype = e->plan->dtype};
+  mz_zero_opts_t zero = {.plan = e->plan,
+                         .comm = e->comm,
+                         .comm_groups = e->comm_groups};
+
+  MZ_TRY(mz_kernels_create(&opts, &e->kernels));
+  MZ_TRY(mz_alloc_arena(e->plan->arena_bytes, "the plan's arena",
+                        (void **)&e->arena));
+  zero.kernels = e->kernels;
+  zero.arena = e->arena;
+  MZ_TRY(mz_zero_create(&zero, &e->zero));
+  MZ_TRY(create_tables(e));
+  e->call = (mz_call_t){
+      .seed = (uint64_t)e->config->train.seed,
+      .micro = &e->micro,
+      .kernels = e->kernels,
+      .stream = e->stream,
+      .buffers = e->buffers,
+      .weights = mz_zero_weights(e->zero),
+      .grads = mz_zero_grads(e->zero),
+      .accumulate = mz_zero_accumulate(e->zero),
+      .scalars = (double *)mz_zero_buffer(e->zero, e->plan->scalars)};
+  return MZ_TRACE(mz_zero_init(e->zero, (uint64_t)e->config->train.seed));
+}
+
+/* Every kernel, message and buffer once, on zeros, without an update. */
+static mz_status_t warm_pass(mz_engine_t *e)
+{
+  const mz_plan_opts_t *o = &e->plan->opts;
+  int64_t rows = o->micro_sequences, tokens = e->plan->max_tokens;
+  int32_t sequences = (int32_t)rows, *zeros = NULL;
+  int64_t *samples = NULL;
+  mz_step_data_t data = {.num_micro = 1,
+                         .sequences = &sequences,
+                         .max_sequences = &sequences};
+  mz_status_t st;
+  double loss;
+  int64_t labels;
+
+  MZ_TRY_GOTO(st, mz_new(tokens, "warm tokens", &zeros), done);
+  MZ_TRY_GOTO(st, mz_new(rows, "warm samples", &samples), done);
+  data.tokens = data.labels = zeros;
+  data.samples = samples;
+  MZ_TRY_GOTO(st, begin(e, &data, MZ_MODE_TRAIN), done);
+  e->verdict_skip = true;
+  MZ_TRY_GOTO(st, run_step(e, &data), done);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, e->status), done);
+  MZ_TRY_GOTO(st, mz_engine_eval(e, &data, &loss, &labels), done);
+done:
+  mz_free(zeros);
+  mz_free(samples);
+  return st;
+}
+
+mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
+                             MPI_Comm comm, mz_engine_t **engine_out)
+{
+  mz_engine_t *e = NULL;
+  mz_status_t st;
+
+  *engine_out = NULL;
+  MZ_TRY_GOTO(st, mz_new(1, "engine", &e), done);
+  e->config = mz_config_values(config);
+  e->decl = decl;
+  MZ_TRY_GOTO(st, create_comm(e, comm), done);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e)), done);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_groups(e)), done);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
+  MZ_TRY_GOTO(st, publish(e), done);
+  MZ_TRY_GOTO(st, warm_pass(e), done);
+  e->baseline_bytes = resident_bytes() - e->plan->arena_bytes;
+  mz_hooks_mark("warm");
+  *engine_out = e;
+  e = NULL;
+done:
+  mz_engine_destroy(&e);
+  return st;
+}
+
+void mz_engine_destroy(mz_engine_t **engine)
+{
+  mz_engine_t *e = engine ? *engine : NULL;
+
+  if (!e) return;
+  if (e->plan) mz_routing_destroy(e);
+  mz_comm_destroy(&e->comm);
+  mz_zero_destroy(&e->zero);
+  mz_kernels_destroy(&e->kernels);
+  mz_free(e->arena);
+  mz_plan_destroy(&e->plan);
+  mz_free(e->comm_groups);
+  mz_free(e->layer_moe);
+  mz_free(e->buffers);
+  mz_free(e->tickets);
+  mz_free(e->scalars_counts);
+  mz_free(e);
+  *engine = NULL;
+}
+
+int64_t mz_engine_steps(const mz_engine_t *engine)
+{
+  return engine->steps;
+}
+
+const struct mz_plan *mz_engine_plan(const mz_engine_t *engine)
+{
+  return engine->plan;
+}
+
+struct mz_comm *mz_engine_comm(mz_engine_t *engine)
+{
+  return engine->comm;
+}
+
+int64_t mz_engine_baseline_bytes(const mz_engine_t *engine)
+{
+  return engine->baseline_bytes;
+}

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's state, shared by engine.c (life, steps), walk.c (operations),
+ * routing.c (what depends on counts) and access.c (whole tensors). */
+#ifndef MZ_TRAIN_ENGINE_IMPL_H
+#define MZ_TRAIN_ENGINE_IMPL_H
+
+#include "comm/comm.h"
+#include "kernels/kernels.h"
+#include "plan/decl_impl.h"
+#include "plan/plan.h"
+#include "zero/zero.h"
+
+#include <moezero/engine.h>
+
+/* Places in the scalars of a rank; the first MZ_NUM_SCALARS are the layers'. */
+enum {
+  MZ_AT_STATUS = MZ_NUM_SCALARS,
+  MZ_AT_LABELS,
+  MZ_AT_SQUARES,
+  MZ_AT_CULPRIT, /* tensor + 1; 0: none */
+  MZ_AT_TOKENS
+};
+
+/* Arrays of a token message, filled by its bind when the counts are there. */
+typedef struct mz_token_wire {
+  struct mz_engine *engine;
+  int32_t entry, run;
+  int64_t round;
+  int64_t *send_counts, *send_displs, *recv_counts, *recv_displs; /* [ep] */
+} mz_token_wire_t;
+
+/* A MoE at run time, from its counts on until the end of the micro-batch. */
+typedef struct mz_moe_state {
+  mz_moe_call_t call;
+  char *sent;     /* what this rank tells: kept[E], pool rows used */
+  char *received; /* [ep] of the same */
+  int32_t *kept;  /* [ep, E] */
+  int64_t *used;  /* [ep] */
+  int64_t *counts, *displs; /* [ep] of the counts message, in bytes */
+  int64_t pool_row; /* first of its rows in the pool */
+  int64_t run_row;  /* rows of the runs before the current one */
+  int64_t rounds, round;
+  mz_ticket_t ticket;
+  int64_t *routed_sum, *kept_sum; /* [E] of the step */
+} mz_moe_state_t;
+
+struct mz_engine {
+  const mz_config_values_t *config; /* borrowed */
+  const mz_decl_t *decl;            /* borrowed */
+  mz_plan_t *plan;
+  mz_comm_t *comm;
+  int *comm_groups; /* plan group -> communicator group */
+  mz_kernels_t *kernels;
+  mz_stream_t stream;
+  char *arena;
+  mz_zero_t *zero;
+  mz_moe_state_t *moes;
+  mz_token_wire_t *token_wires; /* by entry */
+  int64_t *token_numbers;
+  mz_ticket_t *tickets; /* by entry, exchange lane */
+  int32_t *layer_moe;   /* by layer; -1: none */
+  void **buffers;       /* by declaration buffer */
+  int64_t *stats_counts, *stats_displs;     /* [W] 8-byte elements */
+  int64_t *scalars_counts, *scalars_displs; /* [W] fp64 */
+  mz_moe_result_t *results;
+
+  mz_call_t call;
+  mz_micro_t micro;
+  mz_window_t window;
+  int64_t pool_used;
+  int64_t steps;   /* done */
+  int64_t updates; /* done: Adam's t */
+  mz_status_t status;   /* of this rank in this step: the first error */
+  bool verdict_skip;    /* agreed: no update */
+  double total_labels, total_tokens, total_loss, grad_norm, min_gap;
+  int32_t culprit;
+  float factor;
+  double lr;
+  double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
+  int64_t baseline_bytes;
+  int32_t *samples_local;
+};
+
+/* walk.c: operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
+ * when the walk cannot go on; a failed computation only sets engine->status. */
+mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
+                           int32_t last);
+/* Remembers the first error of the step on this rank. */
+void mz_engine_note(mz_engine_t *engine, mz_status_t status);
+
+/* routing.c */
+mz_status_t mz_routing_create(mz_engine_t *engine);
+void mz_routing_destroy(mz_engine_t *engine);
+void mz_routing_begin_micro(mz_engine_t *engine);
+void mz_routing_begin_step(mz_engine_t *engine);
+mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op);
+void mz_routing_take_counts(mz_engine_t *engine, int32_t moe);
+void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
+void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
+                          int64_t round);
+mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
+mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
+void mz_routing_sum_stats(mz_engine_t *engine);
+/* Points the pool buffers of a layer to its rows. */
+void mz_routing_point_pool(mz_engine_t *engine, int32_t moe);
+
+/* update.c: scalars, norm, verdict, optimizer. */
+mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry);
+void mz_update_norm(mz_engine_t *engine);
+void mz_update_verdict(mz_engine_t *engine);
+void mz_update_adamw(mz_engine_t *engine);
+/* Sum over ranks of one scalar, in rank order. */
+double mz_update_sum(const mz_engine_t *engine, int32_t at);
+mz_status_t mz_update_worst(const mz_engine_t *engine);
+
+#endif

@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What depends on the counts of a MoE layer: whether its rows are saved, how
+ * many rounds a run takes, who sends which rows; and the statistics. All of it
+ * is derived on every rank from the gathered counts (plan/route.c). */
+#include "train/engine_impl.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+#include <moezero/moe.h>
+#include <string.h>
+
+/* --- life --- */
+
+static mz_status_t create_moe(mz_engine_t *e, int32_t moe, char **region)
+{
+  const mz_moe_opts_t *o = &e->decl->moes[moe].opts;
+  const mz_moe_plan_t *p = &e->plan->moes[moe];
+  mz_moe_state_t *m = &e->moes[moe];
+  int64_t sent = MZ_PLAN_COUNTS_SENT(o->num_experts);
+
+  m->sent = *region;
+  m->received = m->sent + sent;
+  m->kept = (int32_t *)(m->received + sent * o->ep_size);
+  m->used = (int64_t *)((char *)m->kept +
+                        MZ_PLAN_COUNTS_KEPT(o->num_experts, o->ep_size));
+  *region += MZ_PLAN_COUNTS_BYTES(o->num_experts, o->ep_size);
+  MZ_TRY(mz_new(2 * (int64_t)o->ep_size, "counts message", &m->counts));
+  m->displs = m->counts + o->ep_size;
+  for (int32_t s = 0; s < o->ep_size; s++) {
+    m->counts[s] = sent;
+    m->displs[s] = s * sent;
+  }
+  MZ_TRY(mz_new(2 * (int64_t)o->num_experts, "routed rows", &m->routed_sum));
+  m->kept_sum = m->routed_sum + o->num_experts;
+  m->call.moe = moe;
+  m->call.ep_rank = e->plan->groups[p->ep_group].place;
+  m->call.stats =
+      mz_zero_buffer(e->zero, e->plan->stats) + 8 * p->stats_offset;
+  m->call.total =
+      mz_zero_buffer(e->zero, e->plan->stats_total) + 8 * p->stats_offset;
+  m->call.ranks = e->plan->opts.world_size;
+  e->results[moe] = (mz_moe_result_t){
+      .num_experts = o->num_experts, .routed = m->routed_sum,
+      .kept = m->kept_sum};
+  return MZ_OK;
+}
+
+static mz_status_t create_token_wires(mz_engine_t *e)
+{
+  int64_t numbers = 0, *at;
+
+  for (int32_t i = 0; i < e->plan->num_entries; i++)
+    if (e->plan->entries[i].kind == MZ_ENTRY_TOKENS)
+      numbers += 4 * (int64_t)e->plan->groups[e->plan->entries[i].group].size;
+  MZ_TRY(mz_new(e->plan->num_entries, "token messages", &e->token_wires));
+  MZ_TRY(mz_new(numbers, "rows of token messages", &e->token_numbers));
+  at = e->token_numbers;
+  for (int32_t i = 0; i < e->plan->num_entries; i++) {
+    mz_token_wire_t *w = &e->token_wires[i];
+    int32_t size = e->plan->groups[e->plan->entries[i].group].size;
+
+    if (e->plan->entries[i].kind != MZ_ENTRY_TOKENS) continue;
+    w->engine = e;
+    w->entry = i;
+    w->send_counts = at;
+    w->send_displs = at + size;
+    w->recv_counts = at + 2 * size;
+    w->recv_displs = at + 3 * size;
+    at += 4 * size;
+  }
+  return MZ_OK;
+}
+
+mz_status_t mz_routing_create(mz_engine_t *engine)
+{
+  char *region = mz_zero_buffer(engine->zero, engine->plan->counts_all);
+  int64_t world = engine->plan->opts.world_size;
+
+  MZ_TRY(mz_new(engine->plan->num_moes, "experts", &engine->moes));
+  MZ_TRY(mz_new(engine->plan->num_moes, "results", &engine->results));
+  for (int32_t m = 0; m < engine->plan->num_moes; m++)
+    MZ_TRY(create_moe(engine, m, &region));
+  MZ_TRY(create_token_wires(engine));
+  MZ_TRY(mz_new(2 * world, "statistics message", &engine->stats_counts));
+  engine->stats_displs = engine->stats_counts + world;
+  for (int64_t r = 0; r < world; r++) {
+    engine->stats_counts[r] = engine->plan->stats_elements;
+    engine->stats_displs[r] = r * engine->plan->stats_elements;
+  }
+  return MZ_OK;
+}
+
+void mz_routing_destroy(mz_engine_t *engine)
+{
+  for (int32_t m = 0; engine->moes && m < engine->plan->num_moes; m++) {
+    mz_free(engine->moes[m].counts);
+    mz_free(engine->moes[m].routed_sum);
+  }
+  mz_free(engine->moes);
+  mz_free(engine->results);
+  mz_free(engine->token_wires);
+  mz_free(engine->token_numbers);
+  mz_free(engine->stats_counts);
+}
+
+/* --- counts --- */
+
+void mz_routing_begin_step(mz_engine_t *engine)
+{
+  for (int32_t m = 0; m < engine->plan->num_moes; m++)
+    memset(engine->moes[m].routed_sum, 0,
+           2 * (size_t)engine->decl->moes[m].opts.num_experts *
+               sizeof(int64_t));
+}
+
+static int32_t capacity_of(const mz_engine_t *e, const mz_moe_opts_t *o)
+{
+  if (!o->drop_tokens) return 0;
+  return (int32_t)mz_route_capacity(
+      e->micro.max_tokens, o->num_experts, o->k,
+      e->call.mode == MZ_MODE_TRAIN ? o->capacity_factor
+                                    : o->eval_capacity_factor,
+      o->min_capacity);
+}
+
+void mz_routing_begin_micro(mz_engine_t *engine)
+{
+  engine->pool_used = 0;
+  memset(mz_zero_buffer(engine->zero, engine->plan->stats), 0,
+         (size_t)engine->plan->stats_elements * 8);
+  for (int32_t m = 0; m < engine->plan->num_moes; m++)
+    engine->moes[m].call.capacity =
+        capacity_of(engine, &engine->decl->moes[m].opts);
+}
+
+mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &engine->plan->entries[op->entry];
+  mz_moe_state_t *m = &engine->moes[entry->moe];
+  int32_t experts = engine->decl->moes[entry->moe].opts.num_experts;
+  const void *kept =
+      engine->buffers[engine->plan->moes[entry->moe].counts];
+  mz_msg_t msg = {.kind = MZ_MSG_GATHER,
+                  .group = engine->comm_groups[entry->group],
+                  .element_bytes = 1,
+                  .send = m->sent,
+                  .recv = m->received,
+                  .send_count = m->counts[0],
+                  .recv_counts = m->counts,
+                  .recv_displs = m->displs};
+
+  /* a rank that failed sends no rows */
+  if (engine->status == MZ_OK) memcpy(m->sent, kept, (size_t)experts * 4);
+  else memset(m->sent, 0, (size_t)experts * 4);
+  memcpy(m->sent + m->counts[0] - 8, &engine->pool_used, 8);
+  MZ_TRY(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg, &m->ticket));
+  engine->tickets[op->entry] = m->ticket;
+  return MZ_OK;
+}
+
+void mz_routing_take_counts(mz_engine_t *engine, int32_t moe)
+{
+  const mz_moe_opts_t *o = &engine->decl->moes[moe].opts;
+  mz_moe_state_t *m = &engine->moes[moe];
+  int32_t place = m->call.ep_rank;
+
+  for (int32_t s = 0; s < o->ep_size; s++) {
+    const char *from = m->received + s * m->counts[0];
+    memcpy(m->kept + (int64_t)s * o->num_experts, from,
+           (size_t)o->num_experts * 4);
+    memcpy(&m->used[s], from + m->counts[0] - 8, 8);
+  }
+  m->call.local_rows =
+      mz_route_local_rows(m->kept, o->num_experts, o->ep_size, place);
+  m->call.saved = mz_route_fits(m->kept, o->num_experts, o->ep_size, m->used,
+                                engine->plan->pool_rows);
+  m->pool_row = engine->pool_used;
+  if (m->call.saved) engine->pool_used += m->call.local_rows;
+}
+
+void mz_routing_point_pool(mz_engine_t *engine, int32_t moe)
+{
+  for (int32_t b = 0; b < engine->decl->num_buffers; b++) {
+    const mz_decl_buffer_t *d = &engine->decl->buffers[b];
+    int32_t id = engine->plan->buffer_of_decl[b];
+
+    if (d->kind == MZ_ROWS_POOL && d->moe == moe)
+      engine->buffers[b] = mz_zero_buffer(engine->zero, id) +
+                           engine->moes[moe].pool_row *
+                               engine->plan->buffers[id].row_bytes;
+  }
+}
+
+/* --- runs and rounds --- */
+
+static int32_t run_place(const mz_engine_t *e, int32_t run)
+{
+  const mz_run_t *r = &e->plan->runs[run];
+  return r->first_expert - e->plan->moes[r->moe].first_expert;
+}
+
+void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
+  const mz_run_t *run = &engine->plan->runs[op->run];
+  mz_moe_state_t *m = &engine->moes[op->moe];
+  int32_t before = run_place(engine, op->run);
+
+  m->rounds = mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
+                              run->num_experts,
+                              engine->plan->moes[op->moe].round_rows);
+  m->run_row = mz_route_window(m->kept, o->num_experts, o->ep_size,
+                               m->call.ep_rank, 0, before, 0, INT64_MAX, NULL,
+                               NULL);
+}
+
+void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op, int64_t round)
+{
+  const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
+  const mz_run_t *run = &engine->plan->runs[op->run];
+  mz_moe_state_t *m = &engine->moes[op->moe];
+  int64_t round_rows = engine->plan->moes[op->moe].round_rows;
+  int32_t *counts =
+      (int32_t *)mz_zero_buffer(engine->zero, engine->plan->round_counts);
+  int32_t *offsets = counts + (int64_t)o->ep_size * run->num_experts;
+
+  m->round = round;
+  engine->window = (mz_window_t){
+      .first_expert = run->first_expert,
+      .num_experts = run->num_experts,
+      .num_sources = o->ep_size,
+      .offsets = offsets,
+      .counts = counts,
+      .max_rows = round_rows,
+      .pool_row = m->run_row + round * round_rows,
+      .first_round = round == 0};
+  engine->window.rows = mz_route_window(
+      m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
+      run_place(engine, op->run), run->num_experts, round, round_rows, counts,
+      offsets);
+}
+
+/* On the progressing thread, when the counts are there. The token side is
+ * indexed by the rank that computes (its part of the send order), the expert
+ * side by the source rank, source-major. */
+static mz_status_t bind_tokens(void *ctx)
+{
+  mz_token_wire_t *w = ctx;
+  const mz_engine_t *e = w->engine;
+  const mz_entry_t *entry = &e->plan->entries[w->entry];
+  const mz_moe_opts_t *o = &e->decl->moes[entry->moe].opts;
+  const mz_moe_state_t *m = &e->moes[entry->moe];
+  bool out = entry->direction == MZ_DISPATCH;
+  int64_t *token_counts = out ? w->send_counts : w->recv_counts;
+  int64_t *token_displs = out ? w->send_displs : w->recv_displs;
+  int64_t *expert_counts = out ? w->recv_counts : w->send_counts;
+  int64_t *expert_displs = out ? w->recv_displs : w->send_displs;
+  int64_t round_rows = e->plan->moes[entry->moe].round_rows, at = 0, unused;
+  int32_t first = run_place(e, w->run), me = m->call.ep_rank;
+  int32_t num = e->plan->runs[w->run].num_experts;
+
+  for (int32_t r = 0; r < o->ep_size; r++) {
+    token_counts[r] =
+        mz_route_part(m->kept, o->num_experts, o->ep_size, me, r, first, num,
+                      w->round, round_rows, &token_displs[r]);
+    expert_counts[r] =
+        mz_route_part(m->kept, o->num_experts, o->ep_size, r, me, first, num,
+                      w->round, round_rows, &unused);
+    expert_displs[r] = at;
+    at += expert_counts[r];
+  }
+  return MZ_OK;
+}
+
+mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &engine->plan->entries[op->entry];
+  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
+  mz_token_wire_t *w = &engine->token_wires[op->entry];
+  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
+                  .group = engine->comm_groups[entry->group],
+                  .element_bytes =
+                      (size_t)b->width * mz_dtype_bytes(b->dtype),
+                  .send = engine->buffers[entry->send],
+                  .recv = engine->buffers[entry->recv],
+                  .send_counts = w->send_counts,
+                  .send_displs = w->send_displs,
+                  .recv_counts = w->recv_counts,
+                  .recv_displs = w->recv_displs,
+                  .after = engine->moes[entry->moe].ticket,
+                  .bind = bind_tokens,
+                  .ctx = w};
+
+  w->run = op->run;
+  w->round = engine->moes[entry->moe].round;
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[op->entry]));
+}
+
+/* --- statistics --- */
+
+mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op)
+{
+  mz_msg_t msg = {.kind = MZ_MSG_GATHER,
+                  .group = 0,
+                  .element_bytes = 8,
+                  .send = mz_zero_buffer(engine->zero, engine->plan->stats),
+                  .recv = mz_zero_buffer(engine->zero, engine->plan->stats_all),
+                  .send_count = engine->plan->stats_elements,
+                  .recv_counts = engine->stats_counts,
+                  .recv_displs = engine->stats_displs};
+
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[op->entry]));
+}
+
+/* Totals of one MoE: integers exactly, fp64 in rank order. */
+static void sum_moe(mz_engine_t *e, int32_t moe)
+{
+  int32_t experts = e->decl->moes[moe].opts.num_experts;
+  int64_t integers = MZ_STATS_PROBS(experts), all = MZ_STATS_ELEMENTS(experts);
+  int64_t offset = e->plan->moes[moe].stats_offset;
+  char *total = mz_zero_buffer(e->zero, e->plan->stats_total) + 8 * offset;
+
+  memset(total, 0, (size_t)all * 8);
+  for (int r = 0; r < e->plan->opts.world_size; r++) {
+    const char *one = mz_zero_buffer(e->zero, e->plan->stats_all) +
+                      8 * (r * e->plan->stats_elements + offset);
+    for (int64_t i = 0; i < integers; i++)
+      ((int64_t *)total)[i] += ((const int64_t *)one)[i];
+    for (int64_t i = integers; i < all; i++)
+      ((double *)total)[i] += ((const double *)one)[i];
+  }
+}
+
+void mz_routing_sum_stats(mz_engine_t *engine)
+{
+  const char *all = mz_zero_buffer(engine->zero, engine->plan->stats_all);
+
+  for (int32_t i = 0; i < engine->plan->num_moes; i++) {
+    const mz_moe_opts_t *o = &engine->decl->moes[i].opts;
+    mz_moe_state_t *m = &engine->moes[i];
+    const int64_t *total = m->call.total;
+    const char *stats = all + 8 * engine->plan->moes[i].stats_offset;
+    double aux, z;
+
+    sum_moe(engine, i);
+    for (int32_t x = 0; x < o->num_experts; x++) {
+      m->routed_sum[x] += total[MZ_STATS_ROUTED(o->num_experts) + x];
+      m->kept_sum[x] += total[MZ_STATS_KEPT(o->num_experts) + x];
+    }
+    aux = mz_moe_aux_value(o, stats, engine->plan->opts.world_size,
+                           engine->plan->stats_elements);
+    z = mz_moe_z_value(o, stats, engine->plan->opts.world_size,
+                       engine->plan->stats_elements);
+    engine->aux_sum += aux / engine->micro.accumulation;
+    engine->z_sum += z / engine->micro.accumulation;
+    engine->weighted_aux +=
+        (o->aux_coef * aux + o->z_coef * z) / engine->micro.accumulation;
+  }
+}

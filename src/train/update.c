@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ranks tell each other in a step, the global norm, clipping, the
+ * verdict, and the optimizer. Sums are taken in rank order by every rank. */
+#include "train/engine_impl.h"
+
+#include "base/check.h"
+
+#include <math.h>
+
+mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry)
+{
+  double *own = (double *)mz_zero_buffer(engine->zero, engine->plan->scalars);
+  mz_msg_t msg = {.kind = MZ_MSG_GATHER,
+                  .group = 0,
+                  .element_bytes = sizeof(double),
+                  .send = own,
+                  .recv =
+                      mz_zero_buffer(engine->zero, engine->plan->scalars_all),
+                  .send_count = MZ_PLAN_SCALARS,
+                  .recv_counts = engine->scalars_counts,
+                  .recv_displs = engine->scalars_displs};
+
+  own[MZ_AT_STATUS] = (double)engine->status;
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[entry]));
+}
+
+static const double *scalars_of(const mz_engine_t *e, int r)
+{
+  return (const double *)mz_zero_buffer(e->zero, e->plan->scalars_all) +
+         (int64_t)r * MZ_PLAN_SCALARS;
+}
+
+double mz_update_sum(const mz_engine_t *engine, int32_t at)
+{
+  double sum = 0;
+
+  for (int r = 0; r < engine->plan->opts.world_size; r++)
+    sum += scalars_of(engine, r)[at];
+  return sum;
+}
+
+mz_status_t mz_update_worst(const mz_engine_t *engine)
+{
+  double worst = 0;
+
+  for (int r = 0; r < engine->plan->opts.world_size; r++)
+    worst = fmax(worst, scalars_of(engine, r)[MZ_AT_STATUS]);
+  return (mz_status_t)worst;
+}
+
+void mz_update_norm(mz_engine_t *engine)
+{
+  double *own = (double *)mz_zero_buffer(engine->zero, engine->plan->scalars);
+  int32_t culprit = -1;
+
+  own[MZ_AT_SQUARES] = 0;
+  if (engine->status == MZ_OK)
+    mz_engine_note(engine, mz_zero_norm(engine->zero, &own[MZ_AT_SQUARES],
+                                        &culprit));
+  own[MZ_AT_CULPRIT] = culprit + 1;
+}
+
+/* Norm and factor: spec 5.3 without loss scale, 1 / max(1, (n + 1e-6)/clip).
+ * No update when a rank failed, a gradient is not finite or nothing had a
+ * label. */
+void mz_update_verdict(mz_engine_t *engine)
+{
+  double clip = engine->config->gradient_clipping, over;
+
+  engine->grad_norm = sqrt(mz_update_sum(engine, MZ_AT_SQUARES));
+  engine->total_loss = mz_update_sum(engine, MZ_SCALAR_LOSS_SUM);
+  engine->min_gap = HUGE_VAL;
+  engine->culprit = -1;
+  for (int r = 0; r < engine->plan->opts.world_size; r++) {
+    const double *s = scalars_of(engine, r);
+    engine->min_gap = fmin(engine->min_gap, s[MZ_SCALAR_MIN_GAP]);
+    if (s[MZ_AT_CULPRIT] > 0 && engine->culprit < 0)
+      engine->culprit = (int32_t)s[MZ_AT_CULPRIT] - 1;
+  }
+  engine->verdict_skip = engine->verdict_skip ||
+                         mz_update_worst(engine) != MZ_OK ||
+                         !isfinite(engine->grad_norm) ||
+                         engine->total_labels == 0;
+  over = clip > 0 ? (engine->grad_norm + 1e-6) / clip : 0;
+  engine->factor = (float)(1 / fmax(1, over));
+}
+
+void mz_update_adamw(mz_engine_t *engine)
+{
+  const mz_optimizer_config_t *o = &engine->config->optimizer;
+  mz_zero_update_t u = {.lr = engine->lr,
+                        .beta1 = o->beta1,
+                        .beta2 = o->beta2,
+                        .eps = o->eps,
+                        .decay = {o->weight_decay, 0},
+                        .t = engine->updates + 1,
+                        .l2 = !o->adam_w_mode,
+                        .bias_correction = o->bias_correction,
+                        .factor = engine->factor};
+
+  if (engine->verdict_skip) return;
+  mz_engine_note(engine, mz_zero_adamw(engine->zero, &u));
+  engine->updates++;
+}
