@@ -13,26 +13,6 @@ struct mz_feed {
   FILE *log;
 };
 
-static mz_status_t check_hooks(const mz_feed_t *feed)
-{
-  const mz_debug_config_t *debug = &feed->config->debug;
-  int64_t S = feed->layout.sequence_length, m = feed->layout.micro_sequences;
-
-  if (debug->num_tokens_per_rank == 0) return MZ_OK;
-  MZ_REQUIRE(debug->num_tokens_per_rank == feed->layout.size, MZ_ERR_CONFIG,
-             "debug.tokens_per_rank has %" PRId32 " entries for %d ranks",
-             debug->num_tokens_per_rank, feed->layout.size);
-  for (int32_t r = 0; r < debug->num_tokens_per_rank; r++) {
-    int32_t tokens = debug->tokens_per_rank[r];
-    MZ_REQUIRE(tokens >= 0 && tokens % S == 0 && tokens <= m * S, MZ_ERR_CONFIG,
-               "debug.tokens_per_rank[%" PRId32 "] is %" PRId32
-               ", need a multiple of the sequence length %" PRId64
-               " up to %" PRId64,
-               r, tokens, S, m * S);
-  }
-  return MZ_OK;
-}
-
 static mz_status_t make_batch(mz_feed_t *feed)
 {
   mz_batch_t *b = &feed->batch;
@@ -78,7 +58,6 @@ mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
       .micro_sequences = values->train_micro_batch_size_per_gpu,
       .accumulation = values->gradient_accumulation_steps,
       .sequence_length = values->data.sequence_length};
-  MZ_TRY_GOTO(st, check_hooks(feed), done);
   MZ_TRY_GOTO(st, open_files(feed), done);
   MZ_TRY_GOTO(st, make_batch(feed), done);
   feed->sampler = (mz_sampler_t){(uint64_t)values->data.seed,
@@ -128,42 +107,7 @@ int64_t mz_feed_num_eval_batches(const mz_feed_t *feed)
   return limit > 0 ? mz_min_i64(all, limit) : all;
 }
 
-static void hide_labels(mz_feed_t *feed, int64_t first_row, int64_t end_row)
-{
-  int64_t S = feed->layout.sequence_length;
-
-  for (int64_t i = first_row * S; i < end_row * S; i++)
-    feed->batch.labels[i] = -1;
-}
-
-/* debug.tokens_per_rank: the last sequences of each micro-batch fall away. */
-static void shorten(mz_feed_t *feed)
-{
-  const mz_debug_config_t *debug = &feed->config->debug;
-  int64_t S = feed->layout.sequence_length, m = feed->layout.micro_sequences;
-  int32_t own = (int32_t)(debug->tokens_per_rank[feed->layout.rank] / S);
-  int32_t most = 0;
-
-  for (int32_t r = 0; r < debug->num_tokens_per_rank; r++)
-    if (debug->tokens_per_rank[r] / S > most)
-      most = (int32_t)(debug->tokens_per_rank[r] / S);
-  for (int64_t j = 0; j < feed->layout.accumulation; j++) {
-    feed->batch.sequences[j] = own;
-    feed->batch.max_sequences[j] = most;
-    hide_labels(feed, j * m + own, (j + 1) * m);
-  }
-}
-
-static void apply_hooks(mz_feed_t *feed)
-{
-  const mz_debug_config_t *debug = &feed->config->debug;
-  int64_t rows = feed->layout.accumulation * feed->layout.micro_sequences;
-
-  if (debug->num_tokens_per_rank > 0) shorten(feed);
-  for (int32_t i = 0; i < debug->num_label_mask; i++)
-    if (debug->label_mask[i] == feed->layout.rank) hide_labels(feed, 0, rows);
-}
-
+/* debug.sample_ids */
 static void log_samples(const mz_feed_t *feed, int64_t step)
 {
   int64_t m = feed->layout.micro_sequences;
@@ -191,7 +135,6 @@ mz_status_t mz_feed_train(mz_feed_t *feed, int64_t step,
   *data_out = data_of(feed, feed->layout.accumulation);
   MZ_TRY(mz_batch_fill(feed->train, &feed->sampler, &feed->layout, step,
                        &feed->batch));
-  apply_hooks(feed);
   log_samples(feed, step);
   return MZ_OK;
 }

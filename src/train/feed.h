@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * From data sets to the engine's steps: this rank's batches in memory of their
- * own, and the test hooks that change them.
+ * own.
  */
 #ifndef MZ_TRAIN_FEED_H
 #define MZ_TRAIN_FEED_H
@@ -16,8 +16,7 @@ typedef struct mz_feed mz_feed_t;
  * Opens data.train and data.valid of @p config. Not collective: the caller
  * agrees on the status, and compares the number of samples across ranks.
  * @param config  Resolved; borrowed.
- * @return MZ_OK, those of mz_dataset_open, MZ_ERR_CONFIG (debug lists that do
- * not fit), MZ_ERR_NOMEM.
+ * @return MZ_OK, those of mz_dataset_open, MZ_ERR_NOMEM.
  */
 mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
                            mz_feed_t **feed_out);

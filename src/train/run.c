@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "comm/comm.h"
 #include "plan/plan.h"
+#include "train/hooks.h"
 #include "train/metrics.h"
 
 #include <math.h>
@@ -100,6 +101,7 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .loss_scale = 1,
                     .skipped = loop->skipped,
                     .tokens = r->tokens,
+                    .min_gap = r->min_gap,
                     .tokens_per_s = (double)r->tokens / step_s,
                     .step_ms = 1e3 * step_s,
                     .time_ms = times,
@@ -227,6 +229,13 @@ static mz_status_t evaluate(loop_t *loop, int64_t step, mz_run_result_t *result)
   return MZ_OK;
 }
 
+static mz_status_t dump(const loop_t *loop, mz_tensor_part_t part,
+                        const char *folder)
+{
+  if (!folder) return MZ_OK;
+  return MZ_TRACE(mz_hooks_dump(loop->opts->engine, part, folder));
+}
+
 static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
 {
   const mz_train_config_t *train = &loop->config->train;
@@ -246,9 +255,12 @@ static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
     result->steps = r.step;
     result->loss = r.loss;
     MZ_TRY(measure(loop, &r, data_s));
+    if (r.step == 1)
+      MZ_TRY(dump(loop, MZ_PART_GRADS, loop->config->debug.dump_grads));
     if (train->eval_interval > 0 && r.step % train->eval_interval == 0)
       MZ_TRY(evaluate(loop, r.step, result));
   }
+  MZ_TRY(dump(loop, MZ_PART_WEIGHTS, loop->config->debug.dump_full));
   MZ_TRY(evaluate(loop, result->steps, result));
   return MZ_TRACE(agree(loop, MZ_OK, &stop));
 }
