@@ -69,23 +69,12 @@ static void keep(loop_t *loop, mz_status_t st)
 
 static void name_bytes(loop_t *loop)
 {
-  static const char *const names[MZ_NUM_CATEGORIES] = {
-      [MZ_CAT_PARAMS] = "params",
-      [MZ_CAT_GRADS] = "grads",
-      [MZ_CAT_OPTIMIZER] = "optimizer",
-      [MZ_CAT_GATHERED] = "gathered",
-      [MZ_CAT_STAGING] = "staging",
-      [MZ_CAT_ACTIVATIONS] = "activations",
-      [MZ_CAT_ROUTING] = "routing",
-      [MZ_CAT_DISPATCH] = "dispatch",
-      [MZ_CAT_SAVED_ROWS] = "saved_rows",
-      [MZ_CAT_WORKSPACE] = "workspace",
-      [MZ_CAT_DATA] = "data"};
   const mz_plan_t *plan = mz_engine_plan(loop->opts->engine);
 
   for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
     loop->bytes[c] =
-        (mz_named_number_t){names[c], (double)plan->category_bytes[c]};
+        (mz_named_number_t){mz_plan_category_name((mz_category_t)c),
+                            (double)plan->category_bytes[c]};
 }
 
 static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
