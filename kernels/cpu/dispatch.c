@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows between token order, send order and expert order on the CPU. T tokens,
  * K choices, H width. Contracts: kernels/gate.h. */
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/clones.h"
 

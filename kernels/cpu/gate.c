@@ -5,7 +5,7 @@
  * No scratch: the outputs hold what is known so far. probs has the logits
  * until they are turned into gates; row has the routes sorted by expert, and
  * weight the key of each route, while the capacity is applied. */
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include "base/alloc.h"
 #include "base/check.h"

@@ -2,7 +2,7 @@
 /* The optimizer step and the work on shards before and after the wire, on the
  * CPU. Everything here is bound by memory: one pass, in pieces that stay in
  * the first cache. Contracts: kernels/optim.h. */
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include "base/alloc.h"
 #include "base/check.h"

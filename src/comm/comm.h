@@ -19,7 +19,14 @@
  *
  * Failure: after a time-out of watchdog_s without progress in a wait, the ranks
  * exchange (lane, number) on a control communicator: a lower number is late, no
- * answer is dead. From then on every call returns MZ_ERR_PEER with that text.
+ * answer is dead. From then on every call returns MZ_ERR_PEER with that text,
+ * on all ranks that still answer. A message that cannot be started (bind
+ * failed, MPI failed) ends the queue in the same way: its own rank keeps its
+ * code, the others get MZ_ERR_PEER with "rank R failed: text".
+ *
+ * Threads: one thread calls these functions. While a communicator with a thread
+ * exists, the program makes no other MPI call, unless MPI was initialised with
+ * MPI_THREAD_MULTIPLE.
  */
 #ifndef MZ_COMM_COMM_H
 #define MZ_COMM_COMM_H
@@ -36,8 +43,9 @@ typedef enum mz_lane { MZ_LANE_EXCHANGE, MZ_LANE_BULK, MZ_NUM_LANES } mz_lane_t;
 typedef struct mz_comm_opts {
   bool thread;       /* a communication thread; else inline progress */
   double watchdog_s; /* > 0; 0: no watchdog */
-  int64_t
-      count_limit; /* elements an MPI call may take; 0: INT_MAX (tests: 7) */
+  /* Elements an MPI call may take, same on all ranks; 0: INT_MAX. A lower limit
+     (tests: 7) sends every message pairwise, cut into calls of that many. */
+  int64_t count_limit;
 } mz_comm_opts_t;
 
 /** Dups @p world and sets MPI_ERRORS_RETURN on the dup. Group 0 is the data
@@ -80,12 +88,17 @@ typedef enum mz_msg_kind {
  * One message. Counts and displacements in elements of element_bytes. The
  * arrays and buffers are borrowed until the message is done.
  *  - gather: send_count elements from send; recv_counts[r] elements of rank r
- *    go to recv + recv_displs[r]. send may be NULL: the own block already lies
- *    in recv (MPI_IN_PLACE).
+ *    go to recv + recv_displs[r]. send may be NULL, on all ranks or on none:
+ *    the own block already lies in recv (MPI_IN_PLACE).
  *  - exchange: all four arrays [group size].
  *  - late-bound: bind(ctx) is called once, when `after` is done and before the
  *    start, on the progressing thread, and fills the arrays; it must not post.
  * In a group of size 1 the block is copied by the progress function.
+ *
+ * MPI takes 32-bit counts and displacements, and no rank can see whether those
+ * of the others fit. So a message that may pass 2^31 - 1 elements says so by
+ * `bound`, and goes pairwise in several calls. Without it a larger number is
+ * MZ_ERR_OVERFLOW.
  */
 typedef struct mz_msg {
   mz_msg_kind_t kind;
@@ -99,18 +112,23 @@ typedef struct mz_msg {
   mz_ticket_t after;
   mz_status_t (*bind)(void *ctx);
   void *ctx;
+  int64_t bound; /* same on all ranks: no displacement + count of any rank is
+                    above it; 0: none is above INT_MAX */
 } mz_msg_t;
 
 /** Posts a ready message; blocks only while the ring (64) is full.
- * @return MZ_OK, MZ_ERR_ARG, MZ_ERR_PEER. */
+ * @return MZ_OK, MZ_ERR_ARG, or what mz_comm_wait returns after a failure. */
 mz_status_t mz_comm_post(mz_comm_t *comm, mz_lane_t lane, const mz_msg_t *msg,
                          mz_ticket_t *ticket_out);
 
-/** Whether the message is done; makes progress in the inline form. */
+/** Whether the message is done; makes progress in the inline form. True after a
+ * failure, so that nobody polls for ever: mz_comm_wait then says what failed.
+ */
 bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
 
-/** Waits for it. @return MZ_OK, MZ_ERR_MPI, MZ_ERR_PEER (time-out). A zero
- * ticket returns MZ_OK at once. */
+/** Waits for it. @return MZ_OK; MZ_ERR_PEER (time-out, or another rank failed);
+ * on the rank that failed MZ_ERR_MPI, MZ_ERR_ARG, MZ_ERR_OVERFLOW or the code
+ * of its bind. A zero ticket returns MZ_OK at once. */
 mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
 
 /** Outside of a step: all ranks get the worst status, with the message of the

@@ -71,8 +71,7 @@ done:
 mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
                             mz_tensor_part_t part, const float *values)
 {
-  mz_share_t share =
-      part == MZ_PART_GRADS ? MZ_SHARE_OWNED : MZ_SHARE_UPDATED;
+  mz_share_t share = part == MZ_PART_GRADS ? MZ_SHARE_OWNED : MZ_SHARE_UPDATED;
   const mz_segment_t *s = find_segment(engine, share, tensor);
 
   if (s)
@@ -117,7 +116,8 @@ mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out)
   MZ_TRY_GOTO(st, gather(engine, 8, &own, 1, all, counts, counts + world),
               done);
   *hash_out = 0;
-  for (int r = 0; r < world; r++) *hash_out += all[r];
+  for (int r = 0; r < world; r++)
+    *hash_out += all[r];
 done:
   mz_free(all);
   mz_free(counts);

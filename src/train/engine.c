@@ -75,17 +75,17 @@ static void begin_micro(mz_engine_t *e, const mz_step_data_t *data, int32_t j)
   const mz_plan_opts_t *o = &e->plan->opts;
   int32_t length = sequence_of(e, o->rank);
 
-  e->micro = (mz_micro_t){
-      .num_tokens = (int64_t)data->sequences[j] * length,
-      .max_tokens = most_tokens(e, data->max_sequences[j]),
-      .sequences = data->sequences[j],
-      .sequence_length = length,
-      .tokens = tokens_at(e) + j * e->plan->max_tokens,
-      .labels = labels_at(e) + j * e->plan->max_tokens,
-      .samples = samples_at(e) + j * o->micro_sequences,
-      .token_scale = e->total_labels > 0 ? 1 / e->total_labels : 0,
-      .index = j,
-      .accumulation = data->num_micro};
+  e->micro =
+      (mz_micro_t){.num_tokens = (int64_t)data->sequences[j] * length,
+                   .max_tokens = most_tokens(e, data->max_sequences[j]),
+                   .sequences = data->sequences[j],
+                   .sequence_length = length,
+                   .tokens = tokens_at(e) + j * e->plan->max_tokens,
+                   .labels = labels_at(e) + j * e->plan->max_tokens,
+                   .samples = samples_at(e) + j * o->micro_sequences,
+                   .token_scale = e->total_labels > 0 ? 1 / e->total_labels : 0,
+                   .index = j,
+                   .accumulation = data->num_micro};
   mz_routing_begin_micro(e);
 }
 
@@ -127,7 +127,8 @@ static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
   e->aux_sum = e->z_sum = e->weighted_aux = 0;
   memset(own, 0, 8 * MZ_PLAN_SCALARS);
   own[MZ_SCALAR_MIN_GAP] = HUGE_VAL;
-  MZ_REQUIRE(data->num_micro >= 1 && data->num_micro <= e->plan->opts.accumulation,
+  MZ_REQUIRE(data->num_micro >= 1 &&
+                 data->num_micro <= e->plan->opts.accumulation,
              MZ_ERR_ARG, "%d micro-batches, planned are %" PRId64,
              data->num_micro, e->plan->opts.accumulation);
   take_data(e, data, own);
@@ -140,19 +141,15 @@ static mz_status_t walk_whole(mz_engine_t *e, mz_walk_t walk)
   return MZ_TRACE(mz_engine_walk(e, walk, 0, e->plan->num_ops[walk]));
 }
 
-/* From the first operation after the optimizer on: the gathers of weights. */
-static mz_status_t publish(mz_engine_t *e)
-{
-  const mz_op_t *ops = e->plan->ops[MZ_WALK_UPDATE];
-  int32_t first = 0, num = e->plan->num_ops[MZ_WALK_UPDATE];
-
-  while (ops[first].kind != MZ_OP_ADAMW) first++;
-  return MZ_TRACE(mz_engine_walk(e, MZ_WALK_UPDATE, first + 1, num));
-}
-
+/* From the first operation after the optimizer on. */
 mz_status_t mz_engine_publish(mz_engine_t *engine)
 {
-  return MZ_TRACE(publish(engine));
+  const mz_op_t *ops = engine->plan->ops[MZ_WALK_UPDATE];
+  int32_t first = 0, num = engine->plan->num_ops[MZ_WALK_UPDATE];
+
+  while (ops[first].kind != MZ_OP_ADAMW)
+    first++;
+  return MZ_TRACE(mz_engine_walk(engine, MZ_WALK_UPDATE, first + 1, num));
 }
 
 /* Gradients of all micro-batches, then the update unless there is none. */
@@ -198,8 +195,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   *result_out = (mz_step_result_t){0};
   mz_comm_take_wait_seconds(engine->comm);
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
-  mz_engine_note(engine, mz_hooks_fault(engine->config,
-                                        engine->plan->opts.rank,
+  mz_engine_note(engine, mz_hooks_fault(engine->config, engine->plan->opts.rank,
                                         engine->steps + 1));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
@@ -291,9 +287,8 @@ static mz_status_t create_tables(mz_engine_t *e)
 static mz_status_t create_memory(mz_engine_t *e)
 {
   mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU, .dtype = e->plan->dtype};
-  mz_zero_opts_t zero = {.plan = e->plan,
-                         .comm = e->comm,
-                         .comm_groups = e->comm_groups};
+  mz_zero_opts_t zero = {
+      .plan = e->plan, .comm = e->comm, .comm_groups = e->comm_groups};
 
   MZ_TRY(mz_kernels_create(&opts, &e->kernels));
   MZ_TRY(mz_alloc_arena(e->plan->arena_bytes, "the plan's arena",
@@ -322,9 +317,8 @@ static mz_status_t warm_pass(mz_engine_t *e)
   int64_t rows = o->micro_sequences, tokens = e->plan->max_tokens;
   int32_t sequences = (int32_t)rows, *zeros = NULL;
   int64_t *samples = NULL;
-  mz_step_data_t data = {.num_micro = 1,
-                         .sequences = &sequences,
-                         .max_sequences = &sequences};
+  mz_step_data_t data = {
+      .num_micro = 1, .sequences = &sequences, .max_sequences = &sequences};
   mz_status_t st;
   double loss;
   int64_t labels;
@@ -358,7 +352,7 @@ mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e)), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_groups(e)), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
-  MZ_TRY_GOTO(st, publish(e), done);
+  MZ_TRY_GOTO(st, mz_engine_publish(e), done);
   MZ_TRY_GOTO(st, warm_pass(e), done);
   e->baseline_bytes = resident_bytes() - e->plan->arena_bytes;
   mz_hooks_mark("warm");
@@ -389,20 +383,14 @@ void mz_engine_destroy(mz_engine_t **engine)
   *engine = NULL;
 }
 
-int64_t mz_engine_steps(const mz_engine_t *engine)
-{
-  return engine->steps;
-}
+int64_t mz_engine_steps(const mz_engine_t *engine) { return engine->steps; }
 
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine)
 {
   return engine->plan;
 }
 
-struct mz_comm *mz_engine_comm(mz_engine_t *engine)
-{
-  return engine->comm;
-}
+struct mz_comm *mz_engine_comm(mz_engine_t *engine) { return engine->comm; }
 
 int64_t mz_engine_baseline_bytes(const mz_engine_t *engine)
 {

@@ -32,13 +32,13 @@ typedef struct mz_token_wire {
 /* A MoE at run time, from its counts on until the end of the micro-batch. */
 typedef struct mz_moe_state {
   mz_moe_call_t call;
-  char *sent;     /* what this rank tells: kept[E], pool rows used */
-  char *received; /* [ep] of the same */
-  int32_t *kept;  /* [ep, E] */
-  int64_t *used;  /* [ep] */
+  char *sent;               /* what this rank tells: kept[E], pool rows used */
+  char *received;           /* [ep] of the same */
+  int32_t *kept;            /* [ep, E] */
+  int64_t *used;            /* [ep] */
   int64_t *counts, *displs; /* [ep] of the counts message, in bytes */
-  int64_t pool_row; /* first of its rows in the pool */
-  int64_t run_row;  /* rows of the runs before the current one */
+  int64_t pool_row;         /* first of its rows in the pool */
+  int64_t run_row;          /* rows of the runs before the current one */
   int64_t rounds, round;
   mz_ticket_t ticket;
   int64_t *routed_sum, *kept_sum; /* [E] of the step */
@@ -57,9 +57,9 @@ struct mz_engine {
   mz_moe_state_t *moes;
   mz_token_wire_t *token_wires; /* by entry */
   int64_t *token_numbers;
-  mz_ticket_t *tickets; /* by entry, exchange lane */
-  int32_t *layer_moe;   /* by layer; -1: none */
-  void **buffers;       /* by declaration buffer */
+  mz_ticket_t *tickets;                     /* by entry, exchange lane */
+  int32_t *layer_moe;                       /* by layer; -1: none */
+  void **buffers;                           /* by declaration buffer */
   int64_t *stats_counts, *stats_displs;     /* [W] 8-byte elements */
   int64_t *scalars_counts, *scalars_displs; /* [W] fp64 */
   mz_moe_result_t *results;
@@ -68,23 +68,24 @@ struct mz_engine {
   mz_micro_t micro;
   mz_window_t window;
   int64_t pool_used;
-  int64_t steps;   /* done */
-  int64_t updates; /* done: Adam's t */
-  mz_status_t status;   /* of this rank in this step: the first error */
-  bool verdict_skip;    /* agreed: no update */
+  int64_t steps;      /* done */
+  int64_t updates;    /* done: Adam's t */
+  mz_status_t status; /* of this rank in this step: the first error */
+  bool verdict_skip;  /* agreed: no update */
   double total_labels, total_tokens, total_loss, grad_norm, min_gap;
   int32_t culprit;
   float factor;
   double lr;
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
-  int32_t *samples_local;
 };
 
 /* walk.c: operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
  * when the walk cannot go on; a failed computation only sets engine->status. */
 mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
                            int32_t last);
+/* Working weights from the fp32 ones: the gathers after the optimizer. */
+mz_status_t mz_engine_publish(mz_engine_t *engine);
 /* Remembers the first error of the step on this rank. */
 void mz_engine_note(mz_engine_t *engine, mz_status_t status);
 

@@ -35,7 +35,8 @@ mz_status_t mz_hooks_fault(const mz_config_values_t *config, int rank,
     return MZ_OK;
   if (who != rank || at != step) return MZ_OK;
   if (strcmp(kind, "exit") == 0) raise(SIGKILL);
-  while (strcmp(kind, "stall") == 0) sleep(1);
+  while (strcmp(kind, "stall") == 0)
+    sleep(1);
   MZ_FAIL(MZ_ERR_NOMEM, "step %" PRId64 ": no memory (debug.fault %s)", step,
           config->debug.fault);
 }
@@ -63,7 +64,8 @@ mz_status_t mz_hooks_inject(mz_engine_t *engine)
 
   MZ_REQUIRE(norms, MZ_ERR_IO, "%s: %s", engine->config->debug.inject_grads,
              error.text);
-  for (int64_t i = 0; i < p->buffers[p->accum].bytes / 4; i++) accum[i] = NAN;
+  for (int64_t i = 0; i < p->buffers[p->accum].bytes / 4; i++)
+    accum[i] = NAN;
   for (int32_t i = 0; i < p->num_segments[MZ_SHARE_OWNED]; i++) {
     const mz_segment_t *s = &p->segments[MZ_SHARE_OWNED][i];
     const mz_tensor_t *t = &engine->decl->tensors[s->tensor];

@@ -35,14 +35,13 @@ static mz_status_t create_moe(mz_engine_t *e, int32_t moe, char **region)
   m->kept_sum = m->routed_sum + o->num_experts;
   m->call.moe = moe;
   m->call.ep_rank = e->plan->groups[p->ep_group].place;
-  m->call.stats =
-      mz_zero_buffer(e->zero, e->plan->stats) + 8 * p->stats_offset;
+  m->call.stats = mz_zero_buffer(e->zero, e->plan->stats) + 8 * p->stats_offset;
   m->call.total =
       mz_zero_buffer(e->zero, e->plan->stats_total) + 8 * p->stats_offset;
   m->call.ranks = e->plan->opts.world_size;
-  e->results[moe] = (mz_moe_result_t){
-      .num_experts = o->num_experts, .routed = m->routed_sum,
-      .kept = m->kept_sum};
+  e->results[moe] = (mz_moe_result_t){.num_experts = o->num_experts,
+                                      .routed = m->routed_sum,
+                                      .kept = m->kept_sum};
   return MZ_OK;
 }
 
@@ -117,11 +116,11 @@ void mz_routing_begin_step(mz_engine_t *engine)
 static int32_t capacity_of(const mz_engine_t *e, const mz_moe_opts_t *o)
 {
   if (!o->drop_tokens) return 0;
-  return (int32_t)mz_route_capacity(
-      e->micro.max_tokens, o->num_experts, o->k,
-      e->call.mode == MZ_MODE_TRAIN ? o->capacity_factor
-                                    : o->eval_capacity_factor,
-      o->min_capacity);
+  return (int32_t)mz_route_capacity(e->micro.max_tokens, o->num_experts, o->k,
+                                    e->call.mode == MZ_MODE_TRAIN
+                                        ? o->capacity_factor
+                                        : o->eval_capacity_factor,
+                                    o->min_capacity);
 }
 
 void mz_routing_begin_micro(mz_engine_t *engine)
@@ -139,8 +138,7 @@ mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op)
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
   mz_moe_state_t *m = &engine->moes[entry->moe];
   int32_t experts = engine->decl->moes[entry->moe].opts.num_experts;
-  const void *kept =
-      engine->buffers[engine->plan->moes[entry->moe].counts];
+  const void *kept = engine->buffers[engine->plan->moes[entry->moe].counts];
   mz_msg_t msg = {.kind = MZ_MSG_GATHER,
                   .group = engine->comm_groups[entry->group],
                   .element_bytes = 1,
@@ -151,8 +149,10 @@ mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op)
                   .recv_displs = m->displs};
 
   /* a rank that failed sends no rows */
-  if (engine->status == MZ_OK) memcpy(m->sent, kept, (size_t)experts * 4);
-  else memset(m->sent, 0, (size_t)experts * 4);
+  if (engine->status == MZ_OK)
+    memcpy(m->sent, kept, (size_t)experts * 4);
+  else
+    memset(m->sent, 0, (size_t)experts * 4);
   memcpy(m->sent + m->counts[0] - 8, &engine->pool_used, 8);
   MZ_TRY(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg, &m->ticket));
   engine->tickets[op->entry] = m->ticket;
@@ -186,9 +186,9 @@ void mz_routing_point_pool(mz_engine_t *engine, int32_t moe)
     int32_t id = engine->plan->buffer_of_decl[b];
 
     if (d->kind == MZ_ROWS_POOL && d->moe == moe)
-      engine->buffers[b] = mz_zero_buffer(engine->zero, id) +
-                           engine->moes[moe].pool_row *
-                               engine->plan->buffers[id].row_bytes;
+      engine->buffers[b] =
+          mz_zero_buffer(engine->zero, id) +
+          engine->moes[moe].pool_row * engine->plan->buffers[id].row_bytes;
   }
 }
 
@@ -207,12 +207,12 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
   mz_moe_state_t *m = &engine->moes[op->moe];
   int32_t before = run_place(engine, op->run);
 
-  m->rounds = mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
-                              run->num_experts,
-                              engine->plan->moes[op->moe].round_rows);
-  m->run_row = mz_route_window(m->kept, o->num_experts, o->ep_size,
-                               m->call.ep_rank, 0, before, 0, INT64_MAX, NULL,
-                               NULL);
+  m->rounds =
+      mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
+                      run->num_experts, engine->plan->moes[op->moe].round_rows);
+  m->run_row =
+      mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank, 0,
+                      before, 0, INT64_MAX, NULL, NULL);
 }
 
 void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op, int64_t round)
@@ -226,19 +226,18 @@ void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op, int64_t round)
   int32_t *offsets = counts + (int64_t)o->ep_size * run->num_experts;
 
   m->round = round;
-  engine->window = (mz_window_t){
-      .first_expert = run->first_expert,
-      .num_experts = run->num_experts,
-      .num_sources = o->ep_size,
-      .offsets = offsets,
-      .counts = counts,
-      .max_rows = round_rows,
-      .pool_row = m->run_row + round * round_rows,
-      .first_round = round == 0};
-  engine->window.rows = mz_route_window(
-      m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
-      run_place(engine, op->run), run->num_experts, round, round_rows, counts,
-      offsets);
+  engine->window = (mz_window_t){.first_expert = run->first_expert,
+                                 .num_experts = run->num_experts,
+                                 .num_sources = o->ep_size,
+                                 .offsets = offsets,
+                                 .counts = counts,
+                                 .max_rows = round_rows,
+                                 .pool_row = m->run_row + round * round_rows,
+                                 .first_round = round == 0};
+  engine->window.rows =
+      mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
+                      run_place(engine, op->run), run->num_experts, round,
+                      round_rows, counts, offsets);
 }
 
 /* On the progressing thread, when the counts are there. The token side is
@@ -264,9 +263,8 @@ static mz_status_t bind_tokens(void *ctx)
     token_counts[r] =
         mz_route_part(m->kept, o->num_experts, o->ep_size, me, r, first, num,
                       w->round, round_rows, &token_displs[r]);
-    expert_counts[r] =
-        mz_route_part(m->kept, o->num_experts, o->ep_size, r, me, first, num,
-                      w->round, round_rows, &unused);
+    expert_counts[r] = mz_route_part(m->kept, o->num_experts, o->ep_size, r, me,
+                                     first, num, w->round, round_rows, &unused);
     expert_displs[r] = at;
     at += expert_counts[r];
   }
@@ -280,8 +278,7 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
   mz_token_wire_t *w = &engine->token_wires[op->entry];
   mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
                   .group = engine->comm_groups[entry->group],
-                  .element_bytes =
-                      (size_t)b->width * mz_dtype_bytes(b->dtype),
+                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
                   .send = engine->buffers[entry->send],
                   .recv = engine->buffers[entry->recv],
                   .send_counts = w->send_counts,

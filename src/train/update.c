@@ -4,6 +4,7 @@
 #include "train/engine_impl.h"
 
 #include "base/check.h"
+#include "train/hooks.h"
 
 #include <math.h>
 
@@ -55,9 +56,11 @@ void mz_update_norm(mz_engine_t *engine)
   int32_t culprit = -1;
 
   own[MZ_AT_SQUARES] = 0;
+  if (engine->config->debug.inject_grads && engine->status == MZ_OK)
+    mz_engine_note(engine, mz_hooks_inject(engine));
   if (engine->status == MZ_OK)
-    mz_engine_note(engine, mz_zero_norm(engine->zero, &own[MZ_AT_SQUARES],
-                                        &culprit));
+    mz_engine_note(engine,
+                   mz_zero_norm(engine->zero, &own[MZ_AT_SQUARES], &culprit));
   own[MZ_AT_CULPRIT] = culprit + 1;
 }
 
@@ -78,10 +81,9 @@ void mz_update_verdict(mz_engine_t *engine)
     if (s[MZ_AT_CULPRIT] > 0 && engine->culprit < 0)
       engine->culprit = (int32_t)s[MZ_AT_CULPRIT] - 1;
   }
-  engine->verdict_skip = engine->verdict_skip ||
-                         mz_update_worst(engine) != MZ_OK ||
-                         !isfinite(engine->grad_norm) ||
-                         engine->total_labels == 0;
+  engine->verdict_skip =
+      engine->verdict_skip || mz_update_worst(engine) != MZ_OK ||
+      !isfinite(engine->grad_norm) || engine->total_labels == 0;
   over = clip > 0 ? (engine->grad_norm + 1e-6) / clip : 0;
   engine->factor = (float)(1 / fmax(1, over));
 }

@@ -36,7 +36,8 @@ static void mark_grads(mz_engine_t *e, const mz_op_t *op)
   const mz_moe_t *m;
 
   if (e->call.mode != MZ_MODE_TRAIN) return;
-  for (int32_t i = 0; i < c->num_grads; i++) accumulate[c->grads[i]] = 1;
+  for (int32_t i = 0; i < c->num_grads; i++)
+    accumulate[c->grads[i]] = 1;
   if (!c->expert_grads) return;
   run = &e->plan->runs[op->run];
   m = &e->decl->moes[run->moe];

@@ -9,7 +9,7 @@
 #define MZ_TESTS_GATE_CASE_H
 
 #include "base/alloc.h"
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

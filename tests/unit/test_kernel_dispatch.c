@@ -3,7 +3,7 @@
  * double. Routes here are random rows with drops, not a gate's. */
 #include "base/alloc.h"
 #include "base/philox.h"
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -3,7 +3,7 @@
  * the CPU. */
 #include "base/alloc.h"
 #include "base/philox.h"
-#include "kernels/cpu/cpu_moe.h"
+#include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * What the files of src/comm share. Two sides touch these structures: the
+ * *caller* (post, wait, done) and the *progressing side* (the thread, or the
+ * caller itself in the inline form). A field belongs to one side unless it is
+ * atomic. Letters: W ranks of world, N ranks of a group.
+ */
+#ifndef MZ_COMM_COMM_IMPL_H
+#define MZ_COMM_COMM_IMPL_H
+
+#include "comm/comm.h"
+
+#include "base/check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+  MZ_RING = 64,      /* messages of a lane between post and done */
+  MZ_MAX_FLIGHT = 4, /* started and not done, whatever the lane */
+  MZ_MAX_TYPES = 32, /* element sizes with an MPI type of their own */
+  MZ_TEXT_BYTES = 256
+};
+
+#define MZ_TRY_MPI(call) MZ_TRY(mz_comm_mpi_status((call), #call))
+
+/** A started message. The arrays are as long as the largest group, world. */
+typedef struct mz_flight {
+  uint64_t number; /* 0: free */
+  const mz_msg_t *msg;
+  int num_requests; /* 0: done at its start */
+  int tag;
+  MPI_Request *requests; /* [2 W]: one; pairwise: receives, then sends */
+  int *ints;             /* [4, W] counts and displacements; or indices */
+  int64_t *moved;        /* [2 W] pairwise: elements of the chunks so far */
+} mz_flight_t;
+
+typedef struct mz_slot {
+  mz_msg_t msg;          /* written by the caller before `posted` passes it */
+  _Atomic uint64_t done; /* number of the last message of this slot done */
+} mz_slot_t;
+
+typedef struct mz_ring {
+  _Atomic uint64_t posted;  /* written by the caller */
+  _Atomic uint64_t started; /* written by the progressing side */
+  mz_slot_t slots[MZ_RING]; /* message n lies in slot n mod MZ_RING */
+  mz_flight_t flights[MZ_MAX_FLIGHT];
+  int max_flight, num_flight;
+} mz_ring_t;
+
+typedef struct mz_comm_group {
+  char name[MZ_NAME_MAX];
+  int size, rank;
+  MPI_Comm lanes[MZ_NUM_LANES];   /* MPI_COMM_NULL when size is 1 */
+  uint32_t started[MZ_NUM_LANES]; /* for tags: same on all ranks of the group */
+} mz_comm_group_t;
+
+typedef enum mz_control_kind {
+  MZ_CONTROL_QUERY,  /* where are you? */
+  MZ_CONTROL_ANSWER, /* here: started */
+  MZ_CONTROL_VERDICT /* it is over: text */
+} mz_control_kind_t;
+
+/** What travels on the control communicator. */
+typedef struct mz_control {
+  int64_t kind;
+  uint64_t started[MZ_NUM_LANES];
+  char text[MZ_TEXT_BYTES];
+} mz_control_t;
+
+/** Each rank sends at most one query and one verdict: an alarm is final. */
+typedef struct mz_watchdog {
+  mz_control_t received, query, verdict;
+  mz_control_t *answers; /* [W] */
+  MPI_Request receive;   /* from anybody; persistent */
+  MPI_Request *sends;    /* [3, W] queries, answers, verdicts */
+  bool *answered;        /* [W] */
+  uint64_t *started;     /* [W, lanes] of those that answered */
+  bool asked;
+  int64_t asked_ns;
+} mz_watchdog_t;
+
+struct mz_comm {
+  mz_comm_opts_t opts;
+  int rank, size;
+  MPI_Comm control;
+  mz_comm_group_t *groups;
+  int num_groups;
+  int64_t max_groups;
+
+  mz_ring_t rings[MZ_NUM_LANES];
+  uint32_t polls;
+  int64_t moved_ns; /* time of the last start or completion */
+  struct {
+    size_t bytes;
+    MPI_Datatype type;
+  } types[MZ_MAX_TYPES];
+  int next_type;
+  mz_watchdog_t watchdog;
+
+  /* The first failure; `failure` is written before `failed`. */
+  _Atomic int failed;
+  char failure[MZ_TEXT_BYTES];
+
+  /* The caller's wait; 0: it does not wait. */
+  _Atomic int64_t wait_ns;
+  _Atomic int wait_lane;
+  double wait_s;
+
+  bool running; /* the thread exists; else progress is inline */
+  pthread_t thread;
+  pthread_mutex_t mutex; /* for `wake` only */
+  pthread_cond_t wake;
+  atomic_bool stop, sleeping;
+
+  int64_t *counts, *displs; /* [W] of the calls in agree.c */
+  int64_t *values;          /* [W] */
+};
+
+/* comm.c */
+mz_status_t mz_comm_mpi_status(int code, const char *call);
+const char *mz_comm_lane_name(int lane);
+
+/* queue.c */
+int64_t mz_comm_now_ns(void);
+mz_status_t mz_queue_resume(mz_comm_t *comm); /* starts the thread, if wanted */
+void mz_queue_pause(mz_comm_t *comm);         /* stops and joins it */
+void mz_queue_progress(mz_comm_t *comm);
+
+/* wire.c: starts and tests one message; progressing side. */
+mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight);
+mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
+                         bool *done_out);
+void mz_wire_free_types(mz_comm_t *comm);
+
+/* watchdog.c: all but create and destroy on the progressing side. */
+mz_status_t mz_watchdog_create(mz_comm_t *comm);
+mz_status_t mz_watchdog_listen(mz_comm_t *comm);
+void mz_watchdog_close(mz_comm_t *comm);
+void mz_watchdog_destroy(mz_comm_t *comm);
+void mz_watchdog_step(mz_comm_t *comm);
+/** Records the first failure and tells it to the other ranks. */
+void mz_watchdog_fail(mz_comm_t *comm, mz_status_t status, const char *text);
+
+#endif
