@@ -42,7 +42,8 @@ typedef struct mz_model_config {
   mz_architecture_t architecture;
   int64_t vocab_size, hidden_size, num_hidden_layers, num_attention_heads;
   int64_t num_key_value_heads; /* resolved: = heads when not given */
-  int64_t intermediate_size;   /* resolved: 4 * hidden (gpt2) when not given */
+  int64_t intermediate_size;   /* resolved: 4 * hidden (gpt2), 8/3 * hidden up
+                                  to a multiple of 64 (llama) when not given */
   int64_t max_position_embeddings;
   mz_activation_t hidden_act;
   int norm; /* mz_norm_kind_t: 0 layer, 1 rms */
@@ -74,7 +75,7 @@ typedef struct mz_moe_config {
   mz_aux_scope_t aux_loss_scope;
   double aux_loss_coef, z_loss_coef;
   double saved_rows;
-  int64_t overlap_chunks; /* 1 */
+  int64_t overlap_chunks; /* >= 1 */
 } mz_moe_config_t;
 
 typedef struct mz_zero_config {
@@ -124,6 +125,14 @@ typedef struct mz_comm_config {
   int64_t piece_bytes;
 } mz_comm_config_t;
 
+typedef struct mz_checkpoint_config {
+  char *dir;             /* under the run's folder, or absolute */
+  int64_t save_interval; /* steps; 0: no saves */
+  int64_t keep;          /* newest saves kept; 0: all */
+  bool gather_on_save;
+  char *gather_dtype; /* fp32, bf16, fp16 */
+} mz_checkpoint_config_t;
+
 /* Only in a build with -Dtest_hooks=true; all zero otherwise. */
 typedef struct mz_debug_config {
   float *fixed_logits; /* [num_fixed_logits] */
@@ -134,8 +143,7 @@ typedef struct mz_debug_config {
   char *inject_grads; /* HDF5 or JSON file: see docs of the key */
   char *dump_full;    /* folder for parameters after the last step */
   char *dump_grads;   /* folder for reduced gradients of the first step */
-  bool param_hash;    /* also in release builds, as monitor.param_hash */
-  char *fault;        /* "kind:where:step" */
+  char *fault;        /* "oom|stall|exit:rank<R>:step<N>" */
   bool poison;
   int64_t delay_ms;
   int32_t *tokens_per_rank; /* [num_tokens_per_rank] */
@@ -156,14 +164,16 @@ typedef struct mz_config_values {
   mz_data_config_t data;
   mz_train_config_t train;
   mz_comm_config_t comm;
+  mz_checkpoint_config_t checkpoint;
   mz_debug_config_t debug;
   int64_t train_batch_size, train_micro_batch_size_per_gpu,
       gradient_accumulation_steps; /* 0: not given; see mz_config_resolve */
   double gradient_clipping;        /* 0: off */
-  int64_t steps_per_print;
+  int64_t steps_per_print;         /* 0: not given, the application chooses */
   bool use_data_before_expert_parallelism;
   bool wall_clock_breakdown;
-  char *monitor_jsonl; /* path under the run's folder */
+  char *monitor_jsonl;     /* path under the run's folder */
+  bool monitor_param_hash; /* a hash of all parameters in every metrics line */
 } mz_config_values_t;
 
 /**
@@ -182,9 +192,12 @@ mz_status_t mz_config_parse(const char *text, const char *name,
                             mz_config_t **config_out);
 
 /**
- * Does the batch arithmetic for @p world_size ranks (spec 7.1: two of three
- * give the third) and checks what depends on it (ep_size divides the ranks).
- * @return MZ_OK, MZ_ERR_CONFIG with the numbers and the rule.
+ * Does the batch arithmetic for @p world_size ranks (two of three give the
+ * third) and checks what depends on it: every ep_size divides the ranks and its
+ * layer's experts. May be called again for another number of ranks: it always
+ * starts from what the file gave.
+ * @return MZ_OK, MZ_ERR_ARG (world_size < 1), MZ_ERR_CONFIG with the numbers
+ * and the rule.
  */
 mz_status_t mz_config_resolve(mz_config_t *config, int world_size);
 
@@ -197,8 +210,8 @@ const mz_config_values_t *mz_config_values(const mz_config_t *config);
 int mz_config_num_notes(const mz_config_t *config);
 const char *mz_config_note(const mz_config_t *config, int i);
 
-/** Writes everything resolved as JSON; *text_out is owned by the caller (free
- * with mz_config_free_text). */
+/** Writes everything resolved as JSON that parses back to the same values;
+ * *text_out is owned by the caller (free with mz_config_free_text). */
 mz_status_t mz_config_to_json(const mz_config_t *config, char **text_out);
 void mz_config_free_text(char **text);
 

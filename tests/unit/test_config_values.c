@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Values: defaults, presets, the MoE layers, data files. */
+#include "config_base.h"
+
+#include <stdio.h>
+#include <string.h>
+
+Test(config_defaults, model_and_moe)
+{
+  mz_config_t *config = load("moe.num_experts=8");
+  const mz_model_config_t *model = &mz_config_values(config)->model;
+  const mz_moe_config_t *moe = &mz_config_values(config)->moe;
+
+  cr_expect_eq(model->architecture, MZ_ARCH_GPT2);
+  cr_expect_eq(model->norm_eps, 1e-5);
+  cr_expect_eq(model->rope_theta, 10000);
+  cr_expect_eq(model->initializer_range, 0.02);
+  cr_expect_eq(model->dropout, 0);
+  cr_expect_eq(model->num_key_value_heads, 2);
+  cr_expect_eq(moe->num_layers, 4);
+  for (int32_t i = 0; i < 4; i++) {
+    cr_expect_eq(moe->layer[i], i);
+    cr_expect_eq(moe->num_experts[i], 8);
+    cr_expect_eq(moe->ep_size[i], 1);
+  }
+  cr_expect_eq(moe->k, 1);
+  cr_expect_eq(moe->expert_intermediate_size, 128);
+  cr_expect_eq(moe->capacity_factor, 1);
+  cr_expect_eq(moe->eval_capacity_factor, 1);
+  cr_expect_eq(moe->min_capacity, 4);
+  cr_expect(moe->drop_tokens);
+  cr_expect(moe->use_rts);
+  cr_expect_eq(moe->drop_policy, MZ_DROP_RANDOM);
+  cr_expect(moe->norm_topk_prob);
+  cr_expect_eq(moe->aux_loss, MZ_AUX_LOAD_BALANCING);
+  cr_expect_eq(moe->aux_loss_scope, MZ_SCOPE_GROUP);
+  cr_expect_eq(moe->aux_loss_coef, 0.01);
+  cr_expect_eq(moe->z_loss_coef, 0);
+  cr_expect_eq(moe->saved_rows, 1.25);
+  cr_expect_eq(moe->overlap_chunks, 1);
+  mz_config_destroy(&config);
+}
+
+Test(config_defaults, zero_optimizer_and_scheduler)
+{
+  mz_config_t *config = load("scheduler.type=WarmupLR");
+  const mz_config_values_t *values = mz_config_values(config);
+
+  cr_expect_eq(values->zero.stage, 0);
+  cr_expect_eq(values->zero.reduce_bucket_size, 500000000);
+  cr_expect_eq(values->zero.allgather_bucket_size, 500000000);
+  cr_expect_eq(values->zero.stage3_prefetch_bucket_size, 50000000);
+  cr_expect_eq(values->zero.stage3_param_persistence_threshold, 100000);
+  cr_expect_eq(values->zero.stage3_model_persistence_threshold, INT64_MAX);
+  cr_expect_eq(values->zero.stage3_max_live_parameters, 1000000000);
+  cr_expect_eq(values->zero.stage3_max_reuse_distance, 1000000000);
+  cr_expect_eq(values->optimizer.lr, 1e-3);
+  cr_expect_eq(values->optimizer.beta1, 0.9);
+  cr_expect_eq(values->optimizer.beta2, 0.999);
+  cr_expect_eq(values->optimizer.eps, 1e-8);
+  cr_expect_eq(values->optimizer.weight_decay, 0);
+  cr_expect(values->optimizer.bias_correction);
+  cr_expect(values->optimizer.adam_w_mode);
+  cr_expect_eq(values->scheduler.type, MZ_SCHED_WARMUP);
+  cr_expect_eq(values->scheduler.warmup_min_lr, 0);
+  cr_expect_eq(values->scheduler.warmup_max_lr, 1e-3);
+  cr_expect_eq(values->scheduler.warmup_num_steps, 1000);
+  cr_expect_eq(values->scheduler.warmup_type, MZ_WARMUP_LOG);
+  mz_config_destroy(&config);
+}
+
+Test(config_defaults, run)
+{
+  mz_config_t *config = load(NULL);
+  const mz_config_values_t *values = mz_config_values(config);
+  static const mz_debug_config_t no_debug;
+
+  cr_expect_eq(values->scheduler.type, MZ_SCHED_CONSTANT);
+  cr_expect_eq(values->moe.num_layers, 0);
+  cr_expect_eq(values->gradient_clipping, 1);
+  cr_expect_eq(values->steps_per_print, 0);
+  cr_expect_not(values->use_data_before_expert_parallelism);
+  cr_expect_not(values->wall_clock_breakdown);
+  cr_expect_eq(values->data.num_train, 0);
+  cr_expect_eq(values->data.num_valid, 0);
+  cr_expect_eq(values->data.format, MZ_DATA_AUTO);
+  cr_expect_eq(values->data.sequence_length, 16);
+  cr_expect_eq(values->data.seed, 1234);
+  cr_expect_eq(values->train.steps, 100);
+  cr_expect_eq(values->train.seed, 1234);
+  cr_expect_eq(values->train.eval_interval, 0);
+  cr_expect_eq(values->train.eval_steps, 0);
+  cr_expect_str_eq(values->train.device, "auto");
+  cr_expect(values->train.deterministic);
+  cr_expect_eq(values->train.watchdog_s, 600);
+  cr_expect_eq(values->train.max_minutes, 0);
+  cr_expect(values->comm.thread);
+  cr_expect_eq(values->comm.piece_bytes, 33554432);
+  cr_expect_str_eq(values->checkpoint.dir, "checkpoint");
+  cr_expect_eq(values->checkpoint.save_interval, 0);
+  cr_expect_eq(values->checkpoint.keep, 0);
+  cr_expect_not(values->checkpoint.gather_on_save);
+  cr_expect_str_eq(values->checkpoint.gather_dtype, "fp32");
+  cr_expect_str_eq(values->monitor_jsonl, "metrics.jsonl");
+  cr_expect_not(values->monitor_param_hash);
+  cr_expect_arr_eq(&values->debug, &no_debug, sizeof no_debug);
+  mz_config_destroy(&config);
+}
+
+Test(config_defaults, data_seed_follows_the_run)
+{
+  mz_config_t *config = load("train.seed=7");
+
+  cr_expect_eq(mz_config_values(config)->data.seed, 7);
+  mz_config_destroy(&config);
+}
+
+Test(config_model, gpt2_preset)
+{
+  mz_config_t *config = load("model.architecture=gpt2");
+  const mz_model_config_t *model = &mz_config_values(config)->model;
+
+  cr_expect_eq(model->intermediate_size, 128);
+  cr_expect_eq(model->hidden_act, MZ_ACT_GELU);
+  cr_expect_eq(model->norm, 0);
+  cr_expect_eq(model->position_embedding, MZ_POS_LEARNED);
+  cr_expect(model->bias);
+  cr_expect(model->attention_bias);
+  cr_expect(model->tie_word_embeddings);
+  mz_config_destroy(&config);
+}
+
+Test(config_model, llama_preset_and_overrides)
+{
+  mz_config_t *config = load("model.architecture=llama");
+  const mz_model_config_t *model = &mz_config_values(config)->model;
+
+  cr_expect_eq(model->intermediate_size, 128); /* 85.33 up to 128 */
+  cr_expect_eq(model->hidden_act, MZ_ACT_SWIGLU);
+  cr_expect_eq(model->norm, 1);
+  cr_expect_eq(model->position_embedding, MZ_POS_ROPE);
+  cr_expect_not(model->bias);
+  cr_expect_not(model->attention_bias);
+  cr_expect_not(model->tie_word_embeddings);
+  mz_config_destroy(&config);
+
+  cr_assert_eq(LOAD(&config, "model.architecture=llama", "model.hidden_size=48",
+                    "model.hidden_act=gelu_new", "model.norm=layernorm",
+                    "model.position_embedding=learned",
+                    "model.attention_bias=true",
+                    "model.tie_word_embeddings=true"),
+               MZ_OK);
+  model = &mz_config_values(config)->model;
+  cr_expect_eq(model->intermediate_size, 128); /* 8/3 x 48 exactly */
+  cr_expect_eq(model->hidden_act, MZ_ACT_GELU);
+  cr_expect_eq(model->norm, 0);
+  cr_expect_eq(model->position_embedding, MZ_POS_LEARNED);
+  cr_expect_not(model->bias);
+  cr_expect(model->attention_bias);
+  cr_expect(model->tie_word_embeddings);
+  mz_config_destroy(&config);
+}
+
+Test(config_model, sizes_must_fit_each_other)
+{
+  REFUSED("model.num_attention_heads=3",
+          "model.hidden_size: 32 is not divisible by "
+          "model.num_attention_heads 3");
+  REFUSED("model.num_key_value_heads=4",
+          "model.num_key_value_heads: 4 does not divide "
+          "model.num_attention_heads 2");
+  EXPECT_ERROR(LOAD(none, "model.position_embedding=rope",
+                    "model.num_attention_heads=32"),
+               MZ_ERR_CONFIG,
+               "model.hidden_size: 32 / 32 heads is 1 wide; rope turns pairs, "
+               "so the width must be even");
+  REFUSED("data.sequence_length=64", "data.sequence_length: 64 is more than "
+                                     "model.max_position_embeddings 16");
+}
+
+#define NO_VOCABULARY                                                          \
+  "{\"model\": {\"hidden_size\": 32, \"num_hidden_layers\": 2, "               \
+  "\"num_attention_heads\": 2}, \"data\": {\"sequence_length\": 8, "           \
+  "\"format\": \"%s\"}}"
+
+Test(config_model, vocabulary_of_a_text_is_its_bytes)
+{
+  char text[256];
+  mz_config_t *text_config = NULL;
+
+  snprintf(text, sizeof text, NO_VOCABULARY, "tokens");
+  EXPECT_ERROR(PARSE(text), MZ_ERR_CONFIG,
+               "model.vocab_size: required unless data.format is \"text\"");
+  snprintf(text, sizeof text, NO_VOCABULARY, "text");
+  cr_assert_eq(mz_config_parse(text, "x", NULL, 0, &text_config), MZ_OK);
+  cr_expect_eq(mz_config_values(text_config)->model.vocab_size, 257);
+  cr_expect_eq(mz_config_values(text_config)->model.max_position_embeddings, 8);
+  mz_config_destroy(&text_config);
+  EXPECT_ERROR(PARSE("{\"model\": {\"hidden_size\": 32, \"vocab_size\": 9, "
+                     "\"num_hidden_layers\": 2, \"num_attention_heads\": 2}}"),
+               MZ_ERR_CONFIG,
+               "model.max_position_embeddings: required unless "
+               "data.sequence_length is given");
+}
+
+Test(config_moe, layers_by_list_and_by_every)
+{
+  mz_config_t *config = NULL;
+  const mz_moe_config_t *moe;
+
+  cr_assert_eq(LOAD(&config, "moe.num_experts=[4, 8]", "moe.layers=[0, 3]",
+                    "moe.ep_size=[1, 2]"),
+               MZ_OK);
+  moe = &mz_config_values(config)->moe;
+  cr_expect_eq(moe->num_layers, 2);
+  cr_expect_arr_eq(moe->layer, ((int32_t[]){0, 3}), 8);
+  cr_expect_arr_eq(moe->num_experts, ((int32_t[]){4, 8}), 8);
+  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){1, 2}), 8);
+  mz_config_destroy(&config);
+
+  cr_assert_eq(LOAD(&config, "moe.num_experts=4", "moe.layers={\"every\": 2}",
+                    "moe.expert_model_parallel_size=2"),
+               MZ_OK);
+  moe = &mz_config_values(config)->moe;
+  cr_expect_eq(moe->num_layers, 2);
+  cr_expect_arr_eq(moe->layer, ((int32_t[]){1, 3}), 8);
+  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){2, 2}), 8);
+  mz_config_destroy(&config);
+}
+
+Test(config_moe, layers_without_experts_are_dense)
+{
+  mz_config_t *config = NULL;
+  const mz_moe_config_t *moe;
+
+  cr_assert_eq(LOAD(&config, "moe.num_experts=[0, 4, 0, 8]",
+                    "moe.ep_size=[1, 2, 1, 4]", "moe.k=2"),
+               MZ_OK, "%s", mz_error_last());
+  moe = &mz_config_values(config)->moe;
+  cr_expect_eq(moe->num_layers, 2);
+  cr_expect_arr_eq(moe->layer, ((int32_t[]){1, 3, 0}), 12);
+  cr_expect_arr_eq(moe->num_experts, ((int32_t[]){4, 8, 0}), 12);
+  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){2, 4, 0}), 12);
+  mz_config_destroy(&config);
+}
+
+#define MOE_REFUSED(assignment, text)                                          \
+  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", assignment), MZ_ERR_CONFIG, text)
+#define LAYERS_FORM                                                            \
+  ", allowed: an ascending list of block indices or {\"every\": N}"
+#define EP_FORM                                                                \
+  ", allowed: an integer or a list of integers, one a MoE layer, each of at "  \
+  "least 1"
+
+Test(config_moe, bad_layers_and_sizes_are_refused)
+{
+  REFUSED("moe.k=2", "moe.num_experts: required where the section moe is "
+                     "given");
+  MOE_REFUSED("moe.k=9", "moe.k: 9 choices of 4 experts (block 0); k is at "
+                         "most moe.num_experts");
+  MOE_REFUSED("moe.layers=[1, 1]", "moe.layers: found [1, 1]" LAYERS_FORM);
+  MOE_REFUSED("moe.layers=3", "moe.layers: found 3" LAYERS_FORM);
+  MOE_REFUSED("moe.layers={\"each\": 2}",
+              "moe.layers: found {\"each\": 2}" LAYERS_FORM);
+  MOE_REFUSED("moe.layers={\"every\": 5}", "moe.layers: every 5 names no "
+                                           "block, model.num_hidden_layers "
+                                           "is 4");
+  MOE_REFUSED("moe.layers=[4]", "moe.layers: block 4 is not below "
+                                "model.num_hidden_layers 4");
+  MOE_REFUSED("moe.num_experts=[4, 4]",
+              "moe.num_experts: a list of 2 for 4 MoE layers");
+  MOE_REFUSED("moe.ep_size=0", "moe.ep_size: found 0" EP_FORM);
+  MOE_REFUSED("moe.ep_size=-1", "moe.ep_size: found -1" EP_FORM);
+  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.ep_size=2",
+                    "moe.expert_model_parallel_size=2"),
+               MZ_ERR_CONFIG,
+               "moe.expert_model_parallel_size: moe.ep_size is given too; "
+               "they are two names of one key");
+}
+
+Test(config_moe, drop_policy_is_resolved_with_use_rts)
+{
+  static const struct {
+    const char *k, *rts, *policy;
+    mz_drop_policy_t resolved;
+  } rows[] = {
+      {"moe.k=1", "moe.use_rts=true", "moe.drop_policy=position",
+       MZ_DROP_RANDOM},
+      {"moe.k=1", "moe.use_rts=false", "moe.drop_policy=position",
+       MZ_DROP_POSITION},
+      {"moe.k=1", "moe.use_rts=false", "moe.drop_policy=probs", MZ_DROP_PROBS},
+      {"moe.k=2", "moe.use_rts=true", "moe.drop_policy=position",
+       MZ_DROP_POSITION},
+      {"moe.k=2", "moe.use_rts=true", "moe.drop_policy=probs", MZ_DROP_PROBS},
+  };
+
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    mz_config_t *config = NULL;
+    cr_assert_eq(LOAD(&config, "moe.num_experts=4", rows[i].k, rows[i].rts,
+                      rows[i].policy),
+                 MZ_OK);
+    cr_expect_eq(mz_config_values(config)->moe.drop_policy, rows[i].resolved,
+                 "row %zu", i);
+    mz_config_destroy(&config);
+  }
+}
+
+Test(config_moe, evaluation_drops_as_training_does)
+{
+  mz_config_t *same = NULL;
+
+  cr_assert_eq(LOAD(&same, "moe.num_experts=4", "moe.drop_tokens=false",
+                    "moe.eval_drop_tokens=false"),
+               MZ_OK);
+  mz_config_destroy(&same);
+  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.eval_drop_tokens=false"),
+               MZ_ERR_UNSUPPORTED,
+               "not supported yet: moe.eval_drop_tokens (found false)");
+}
+
+#define PATHS_FORM                                                             \
+  ", allowed: a path or a list of at most 64 paths or {\"path\": P, "          \
+  "\"weight\": W}, W above 0"
+
+Test(config_data, paths_have_weights)
+{
+  mz_config_t *config = NULL;
+  const mz_data_config_t *data;
+
+  cr_assert_eq(LOAD(&config, "data.valid=[\"v\"]",
+                    "data.train=[\"a\", {\"path\": \"b\", \"weight\": 0.5}, "
+                    "{\"path\": \"c\"}]"),
+               MZ_OK);
+  data = &mz_config_values(config)->data;
+  cr_expect_eq(data->num_train, 3);
+  cr_expect_str_eq(data->train[0], "a");
+  cr_expect_str_eq(data->train[1], "b");
+  cr_expect_str_eq(data->train[2], "c");
+  cr_expect_arr_eq(data->train_weight, ((double[]){1, 0.5, 1}), 24);
+  cr_expect_eq(data->num_valid, 1);
+  cr_expect_str_eq(data->valid[0], "v");
+  mz_config_destroy(&config);
+}
+
+Test(config_data, bad_paths_are_refused)
+{
+  char many[64 + 5 * (MZ_MAX_PATHS + 1)] = "data.train=[\"a\"";
+  char text[512];
+
+  REFUSED("data.train=3", "data.train: found 3" PATHS_FORM);
+  REFUSED("data.train=[\"\"]", "data.train: found [\"\"]" PATHS_FORM);
+  REFUSED("data.valid=[{\"path\": \"b\", \"weight\": 0}]",
+          "data.valid: found [{\"path\": \"b\", \"weight\": 0}]" PATHS_FORM);
+  REFUSED("data.valid=[{\"path\": \"b\", \"size\": 1}]",
+          "data.valid: found [{\"path\": \"b\", \"size\": 1}]" PATHS_FORM);
+  for (int i = 0; i < MZ_MAX_PATHS; i++)
+    strcat(many, ", \"a\"");
+  strcat(many, "]");
+  snprintf(text, sizeof text, "data.train: found %.80s...%s", many + 11,
+           PATHS_FORM);
+  REFUSED(many, text);
+}
+
+Test(config_optimizer, plain_adam_may_use_l2)
+{
+  mz_config_t *config = NULL;
+
+  cr_assert_eq(LOAD(&config, "optimizer.type=Adam",
+                    "optimizer.params.adam_w_mode=false"),
+               MZ_OK);
+  cr_expect_not(mz_config_values(config)->optimizer.adam_w_mode);
+  mz_config_destroy(&config);
+  REFUSED("optimizer.params.adam_w_mode=false",
+          "optimizer.params.adam_w_mode: found false, but optimizer.type is "
+          "AdamW; \"Adam\" allows false");
+  REFUSED("optimizer.params.betas=[0.9, 1]",
+          "optimizer.params.betas: found [0.9, 1], allowed: a list of two "
+          "numbers from 0 to below 1");
+  REFUSED("optimizer.params.betas=0.9",
+          "optimizer.params.betas: found 0.9, allowed: a list of two numbers "
+          "from 0 to below 1");
+}
+
+Test(config_scheduler, warm_up_ends_at_the_rate_of_the_optimizer)
+{
+  mz_config_t *config = NULL;
+
+  cr_assert_eq(LOAD(&config, "optimizer.params.lr=0.25",
+                    "scheduler.type=WarmupLR",
+                    "scheduler.params.warmup_max_lr=null",
+                    "scheduler.params.warmup_type=linear"),
+               MZ_OK);
+  cr_expect_eq(mz_config_values(config)->scheduler.warmup_max_lr, 0.25);
+  cr_expect_eq(mz_config_values(config)->scheduler.warmup_type,
+               MZ_WARMUP_LINEAR);
+  mz_config_destroy(&config);
+  REFUSED("scheduler.params.warmup_num_steps=5",
+          "scheduler.params.warmup_num_steps: scheduler.type is not given");
+  REFUSED("scheduler.params.warmup_num_steps=0",
+          "scheduler.params.warmup_num_steps: found 0, allowed: an integer of "
+          "at least 1");
+}
+
+#ifdef MZ_TEST_HOOKS
+Test(config_debug, hooks_are_read)
+{
+  mz_config_t *config = NULL;
+  const mz_debug_config_t *debug;
+
+  cr_assert_eq(LOAD(&config, "debug.fixed_logits=[2, -1.5]",
+                    "debug.route_table=[0, 3, 3]", "debug.poison=true",
+                    "debug.identity_experts=true",
+                    "debug.fault=oom:rank2:step3", "debug.delay_ms=50",
+                    "debug.tokens_per_rank=[16, 8]", "debug.label_mask=[1]",
+                    "debug.sample_ids=true", "debug.count_limit=7",
+                    "debug.inject_grads=g.json", "debug.dump_full=f",
+                    "debug.dump_grads=d"),
+               MZ_OK, "%s", mz_error_last());
+  debug = &mz_config_values(config)->debug;
+  cr_expect_eq(debug->num_fixed_logits, 2);
+  cr_expect_arr_eq(debug->fixed_logits, ((float[]){2, -1.5f}), 8);
+  cr_expect_eq(debug->num_route_table, 3);
+  cr_expect_arr_eq(debug->route_table, ((int32_t[]){0, 3, 3}), 12);
+  cr_expect_eq(debug->num_tokens_per_rank, 2);
+  cr_expect_arr_eq(debug->tokens_per_rank, ((int32_t[]){16, 8}), 8);
+  cr_expect_eq(debug->num_label_mask, 1);
+  cr_expect_eq(debug->label_mask[0], 1);
+  cr_expect(debug->poison);
+  cr_expect(debug->identity_experts);
+  cr_expect(debug->sample_ids);
+  cr_expect_eq(debug->delay_ms, 50);
+  cr_expect_eq(debug->count_limit, 7);
+  cr_expect_str_eq(debug->fault, "oom:rank2:step3");
+  cr_expect_str_eq(debug->inject_grads, "g.json");
+  cr_expect_str_eq(debug->dump_full, "f");
+  cr_expect_str_eq(debug->dump_grads, "d");
+  mz_config_destroy(&config);
+}
+
+#define FAULT_FORM                                                             \
+  ", allowed: KIND:rank<R>:step<N>, KIND one of oom, stall, exit"
+
+Test(config_debug, bad_hooks_are_refused)
+{
+  REFUSED("debug.fault=inf:rank1:step2",
+          "debug.fault: found \"inf:rank1:step2\"" FAULT_FORM);
+  REFUSED("debug.fault=oom:rank1",
+          "debug.fault: found \"oom:rank1\"" FAULT_FORM);
+  REFUSED("debug.fault=exit:rank1:step2x",
+          "debug.fault: found \"exit:rank1:step2x\"" FAULT_FORM);
+  REFUSED("debug.fault=stall:1:2",
+          "debug.fault: found \"stall:1:2\"" FAULT_FORM);
+  REFUSED("debug.route_table=[0, -1]",
+          "debug.route_table: found [0, -1], allowed: a list of integers of "
+          "at least 0");
+  REFUSED("debug.fixed_logits=1",
+          "debug.fixed_logits: found 1, allowed: a list of numbers");
+  REFUSED("debug.fixed_logits=[\"a\"]",
+          "debug.fixed_logits: found [\"a\"], allowed: a list of numbers");
+}
+#else
+Test(config_debug, hooks_need_a_test_build)
+{
+  LATER("debug.poison=true",
+        "debug.poison: this build lacks -Dtest_hooks=true");
+  LATER("debug.fault=oom:rank2:step3",
+        "debug.fault: this build lacks -Dtest_hooks=true");
+}
+#endif
