@@ -170,7 +170,7 @@ static mz_status_t measure(loop_t *loop, const mz_step_result_t *r,
 
   loop->skipped += r->skipped;
   metrics = metrics_of(loop, r, times, step_s);
-  if (loop->config->debug.param_hash) {
+  if (loop->config->monitor_param_hash) {
     MZ_TRY(mz_engine_param_hash(loop->opts->engine, &metrics.param_hash));
     metrics.has_param_hash = true;
   }
