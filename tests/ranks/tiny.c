@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tiny.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/philox.h"
+#include "model/gpt.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char text[] =
+    "{\"model\": {\"architecture\": \"gpt2\", \"vocab_size\": 64, "
+    "\"hidden_size\": 32, \"num_hidden_layers\": 2, \"num_attention_heads\": "
+    "2, \"intermediate_size\": 64, \"max_position_embeddings\": 16, "
+    "\"tie_word_embeddings\": false}, \"moe\": {\"num_experts\": 4, \"k\": 2, "
+    "\"drop_tokens\": false, \"aux_loss\": \"none\"}, \"data\": "
+    "{\"sequence_length\": 16}, \"train\": {\"seed\": 1234, \"watchdog_s\": "
+    "30}, \"train_batch_size\": 8, \"gradient_clipping\": 0, \"optimizer\": "
+    "{\"type\": \"AdamW\", \"params\": {\"lr\": 1e-3, \"eps\": 1e-4}}, "
+    "\"zero_optimization\": {\"stage\": 0, "
+    "\"stage3_param_persistence_threshold\": 100}}";
+
+mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
+                        tiny_t *tiny_out)
+{
+  int size;
+
+  memset(tiny_out, 0, sizeof *tiny_out);
+  tiny_out->comm = comm;
+  MPI_Comm_size(comm, &size);
+  MZ_TRY(mz_config_parse(text, "TINY", assignments, num, &tiny_out->config));
+  MZ_TRY(mz_config_resolve(tiny_out->config, size));
+  MZ_TRY(mz_decl_create(&tiny_out->decl));
+  MZ_TRY(mz_gpt_declare(mz_config_values(tiny_out->config), tiny_out->decl));
+  return MZ_TRACE(mz_engine_create(tiny_out->config, tiny_out->decl, comm,
+                                   &tiny_out->engine));
+}
+
+void tiny_destroy(tiny_t *tiny)
+{
+  mz_engine_destroy(&tiny->engine);
+  mz_decl_destroy(&tiny->decl);
+  mz_config_destroy(&tiny->config);
+}
+
+/* Token t of sample s of a step: a noisy second-order sequence. */
+static int32_t token(int64_t step, int64_t sample, int64_t t)
+{
+  mz_random_t random =
+      mz_random_make(77, (uint32_t)step, MZ_PURPOSE_SAMPLER, (uint32_t)sample);
+  uint32_t bits = mz_random_u32(&random, (uint64_t)t);
+
+  return (int32_t)(bits % 5 ? (t * 3 + sample * 7) % TINY_VOCAB
+                            : bits / 5 % TINY_VOCAB);
+}
+
+mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out)
+{
+  const mz_config_values_t *v = mz_config_values(tiny->config);
+  int64_t m = v->train_micro_batch_size_per_gpu, s = v->data.sequence_length;
+  int64_t a = v->gradient_accumulation_steps;
+  int32_t tokens[TINY_MAX_BATCH * TINY_SEQUENCE];
+  int32_t labels[TINY_MAX_BATCH * TINY_SEQUENCE];
+  int64_t samples[TINY_MAX_BATCH];
+  int32_t sequences[TINY_MAX_BATCH];
+  int rank, size;
+  mz_step_data_t data = {.num_micro = (int32_t)a,
+                         .tokens = tokens,
+                         .labels = labels,
+                         .samples = samples,
+                         .sequences = sequences,
+                         .max_sequences = sequences};
+
+  MPI_Comm_rank(tiny->comm, &rank);
+  MPI_Comm_size(tiny->comm, &size);
+  MZ_REQUIRE(m * a <= TINY_MAX_BATCH && s <= TINY_SEQUENCE, MZ_ERR_ARG,
+             "the batch is larger than a test's");
+  for (int64_t j = 0; j < a; j++) {
+    sequences[j] = (int32_t)m;
+    for (int64_t i = 0; i < m; i++) {
+      int64_t row = j * m + i, sample = j * m * size + rank * m + i;
+
+      samples[row] = sample;
+      for (int64_t t = 0; t < s; t++) {
+        tokens[row * s + t] = token(mz_engine_steps(tiny->engine), sample, t);
+        labels[row * s + t] =
+            token(mz_engine_steps(tiny->engine), sample, t + 1);
+      }
+    }
+  }
+  return MZ_TRACE(mz_engine_step(tiny->engine, &data, result_out));
+}
+
+static mz_status_t read_all(tiny_t *tiny, tiny_run_t *run)
+{
+  int n = mz_decl_num_tensors(tiny->decl);
+
+  run->num_tensors = n;
+  MZ_TRY(mz_new(n + 1, "offsets", &run->offsets));
+  MZ_TRY(mz_new(n, "names", &run->names));
+  for (int t = 0; t < n; t++) {
+    run->offsets[t + 1] =
+        run->offsets[t] + mz_decl_tensor_elements(tiny->decl, t);
+    MZ_TRY(mz_string_copy(mz_decl_tensor_name(tiny->decl, t), &run->names[t]));
+  }
+  run->num_values = run->offsets[n];
+  MZ_TRY(mz_new(run->num_values, "values", &run->values));
+  for (int t = 0; t < n; t++)
+    MZ_TRY(mz_engine_read(tiny->engine, t, MZ_PART_WEIGHTS,
+                          run->values + run->offsets[t]));
+  return MZ_TRACE(mz_engine_param_hash(tiny->engine, &run->hash));
+}
+
+mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,
+                     int num_steps, tiny_run_t *run_out)
+{
+  tiny_t tiny;
+  mz_status_t st;
+  mz_step_result_t result;
+
+  memset(run_out, 0, sizeof *run_out);
+  run_out->num_steps = num_steps;
+  run_out->min_gap = HUGE_VAL;
+  MZ_TRY_GOTO(st, tiny_create(assignments, num, comm, &tiny), done);
+  for (int i = 0; i < num_steps; i++) {
+    MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
+    run_out->loss[i] = result.loss;
+    run_out->norm[i] = result.grad_norm;
+    run_out->min_gap = fmin(run_out->min_gap, result.min_gap);
+  }
+  MZ_TRY_GOTO(st, read_all(&tiny, run_out), done);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+void tiny_run_free(tiny_run_t *run)
+{
+  for (int t = 0; run->names && t < run->num_tensors; t++)
+    mz_free(run->names[t]);
+  mz_free(run->names);
+  mz_free(run->offsets);
+  mz_free(run->values);
+  memset(run, 0, sizeof *run);
+}
+
+static double apart(double a, double b)
+{
+  double scale = fmax(fmax(fabs(a), fabs(b)), 1e-12);
+
+  return isfinite(a) && isfinite(b) ? fabs(a - b) / scale : HUGE_VAL;
+}
+
+double tiny_compare(const tiny_run_t *a, const tiny_run_t *b, const char **what)
+{
+  double worst = 0, d;
+
+  *what = "nothing";
+  for (int i = 0; i < a->num_steps; i++) {
+    if ((d = apart(a->loss[i], b->loss[i])) > worst) worst = d, *what = "loss";
+    if ((d = apart(a->norm[i], b->norm[i])) > worst) worst = d, *what = "norm";
+  }
+  for (int t = 0; t < a->num_tensors; t++) {
+    double square = 0, sum = 0;
+
+    for (int64_t i = a->offsets[t]; i < a->offsets[t + 1]; i++) {
+      double x = a->values[i], y = b->values[i];
+      square += x * x;
+      sum += (x - y) * (x - y);
+    }
+    d = square > 0 ? sqrt(sum / square) : sqrt(sum);
+    if (!(d <= worst)) worst = isfinite(d) ? d : HUGE_VAL, *what = a->names[t];
+  }
+  return worst;
+}

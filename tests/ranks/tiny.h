@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* TINY: the small model of the tests, its batches, and whole runs of it on any
+ * communicator. */
+#ifndef MZ_TESTS_TINY_H
+#define MZ_TESTS_TINY_H
+
+#include <moezero/config.h>
+#include <moezero/engine.h>
+
+enum { TINY_SEQUENCE = 16, TINY_VOCAB = 64, TINY_MAX_BATCH = 64 };
+
+/* What a run leaves behind. */
+typedef struct tiny_run {
+  int num_steps;
+  double loss[64], norm[64];
+  uint64_t hash;  /* of the parameters at the end */
+  double min_gap; /* smallest over the steps */
+  float *values;  /* all parameters, in order of tensors */
+  int64_t num_values;
+  int64_t *offsets; /* [num_tensors + 1] */
+  int num_tensors;
+  char **names;
+} tiny_run_t;
+
+/* An engine on TINY with assignments "key=value" over it. */
+typedef struct tiny {
+  mz_config_t *config;
+  mz_decl_t *decl;
+  mz_engine_t *engine;
+  MPI_Comm comm;
+} tiny_t;
+
+mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
+                        tiny_t *tiny_out);
+void tiny_destroy(tiny_t *tiny);
+
+/* One optimizer step on the global batch of that step. */
+mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out);
+
+/* create, num_steps steps, read everything, destroy. */
+mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,
+                     int num_steps, tiny_run_t *run_out);
+void tiny_run_free(tiny_run_t *run);
+
+/* Largest relative difference of losses and norms, and of tensors in L2. */
+double tiny_compare(const tiny_run_t *a, const tiny_run_t *b,
+                    const char **what);
+
+#endif
