@@ -18,7 +18,8 @@
 #include <cblas.h>
 #include <string.h>
 
-enum { TILE = 64, MAX_WIDTH = 256, PAIRS = 64 };
+/* LINE: bytes of a cache line, so that no vector of a tile lies in two. */
+enum { TILE = 64, MAX_WIDTH = 256, PAIRS = 64, LINE = 64 };
 
 /* Where the heads of one sequence lie. ld, ldo: elements from one token to the
  * next in qkv and in out. */
@@ -165,7 +166,7 @@ static void forward_tile(const mz_attention_t *a, int64_t batch, int32_t head,
   const float *query = base + q0 * v.ld + query_column(a, head);
   float *out = (float *)a->out + (v.first_token + q0) * v.ldo + head * d;
   float *lse = a->lse + head * v.num_tokens + v.first_token + q0;
-  float turned[MAX_WIDTH * TILE], s[TILE * TILE];
+  _Alignas(LINE) float turned[MAX_WIDTH * TILE], s[TILE * TILE];
   float top[TILE], sum[TILE], shrink[TILE];
 
   transpose(query, v.ld, rows, d, turned);
@@ -267,7 +268,7 @@ static void backward_tile(const grad_view_t *g, int32_t head, int q0, int k0)
   int64_t at_stats = head * v->num_tokens + v->first_token + q0;
   const float *dout =
       (const float *)g->a->dout + (v->first_token + q0) * v->ldo + head * d;
-  float p[TILE * TILE], dp[TILE * TILE];
+  _Alignas(LINE) float p[TILE * TILE], dp[TILE * TILE];
 
   product(CblasNoTrans, CblasNoTrans, rows, cols, d, v->scale,
           g->base + at_query, v->ld, g->key, TILE, 0, p, TILE);
@@ -296,7 +297,7 @@ static void backward_head(const mz_attention_grad_t *a, int64_t batch,
   int32_t shared = f->heads / f->kv_heads, head0 = kv_head * shared;
   const float *out = (const float *)f->out + v.first_token * v.ldo;
   const float *dout = (const float *)a->dout + v.first_token * v.ldo;
-  float key[MAX_WIDTH * TILE], value[MAX_WIDTH * TILE];
+  _Alignas(LINE) float key[MAX_WIDTH * TILE], value[MAX_WIDTH * TILE];
   grad_view_t g = {a,
                    v,
                    kv_head,
