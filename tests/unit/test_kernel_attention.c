@@ -4,9 +4,10 @@
 
 /* batch, sequence, heads, kv_heads, head_width: no sequence, one token, less
  * than a tile, exactly one and two, a tile and a little, shared keys. */
-static const int32_t shapes[][5] = {
-    {0, 4, 2, 1, 4},   {2, 1, 3, 3, 5},  {3, 7, 2, 2, 3},   {1, 64, 1, 1, 8},
-    {1, 128, 2, 1, 4}, {2, 65, 4, 2, 6}, {1, 150, 6, 2, 16}};
+static const int32_t shapes[][5] = {{0, 4, 2, 1, 4},    {2, 1, 3, 3, 5},
+                                    {3, 7, 2, 2, 3},    {1, 64, 1, 1, 8},
+                                    {1, 128, 2, 1, 4},  {2, 65, 4, 2, 6},
+                                    {1, 70, 1, 1, 256}, {1, 150, 6, 2, 16}};
 enum { NUM_SHAPES = sizeof shapes / sizeof *shapes };
 
 typedef struct problem {
@@ -138,7 +139,7 @@ Test(attention, equals_double_precision)
 
 /* Maxima that rise by tens from tile to tile, where a sum of plain
  * exponentials would overflow fp32. */
-Test(attention, large_scores_stay_finite) { check_forward(shapes[6], 6.0); }
+Test(attention, large_scores_stay_finite) { check_forward(shapes[7], 6.0); }
 
 static void check_backward(const int32_t shape[5])
 {
@@ -172,7 +173,7 @@ Test(attention_grad, equals_central_differences)
 
 Test(attention, bits_do_not_depend_on_threads)
 {
-  problem_t p = setup(shapes[6], 1.0);
+  problem_t p = setup(shapes[7], 1.0);
   int64_t size = p.tokens * p.ldo;
   float *first = p.a.out;
 
@@ -200,7 +201,11 @@ Test(attention, refuses_heads_that_do_not_divide)
   cr_assert_eq(mz_k_attention_cpu(NULL, &a, NULL), MZ_ERR_ARG);
   a.sequence = 1;
   a.kv_heads = 3;
-  a.head_width = INT32_MAX;
+  a.head_width = 257;
+  cr_assert_eq(mz_k_attention_cpu(NULL, &a, NULL), MZ_ERR_UNSUPPORTED);
+  cr_assert_str_eq(mz_error_message(), "head width 257, at most 256");
+  a.heads = a.kv_heads = INT32_MAX;
+  a.head_width = 256;
   cr_assert_eq(mz_k_attention_cpu(NULL, &a, NULL), MZ_ERR_OVERFLOW);
 }
 
