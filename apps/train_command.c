@@ -62,8 +62,7 @@ static mz_status_t read_config(job_t *job)
                      o->num_assignments, &job->config);
 
   /* a file of the command line that is not there is a wrong command line */
-  if (st == MZ_ERR_IO) MZ_FAIL(MZ_ERR_CONFIG, "%s", mz_error_message());
-  MZ_TRY(st);
+  MZ_TRY(st == MZ_ERR_IO ? MZ_ERR_CONFIG : st);
   return MZ_TRACE(mz_config_resolve(job->config, job->size));
 }
 

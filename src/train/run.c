@@ -200,7 +200,7 @@ static void write_eval(loop_t *loop, int64_t step, double loss, int64_t labels)
 static mz_status_t evaluate(loop_t *loop, int64_t step, mz_run_result_t *result)
 {
   int64_t num = mz_feed_num_eval_batches(loop->opts->feed), labels = 0, some;
-  double sum = 0, part;
+  double start = now_s(), sum = 0, part;
   mz_step_data_t data;
   bool stop;
 
@@ -212,6 +212,7 @@ static mz_status_t evaluate(loop_t *loop, int64_t step, mz_run_result_t *result)
     labels += some;
   }
   loop->evaluated_step = step;
+  loop->line_s += now_s() - start; /* tokens/s are of training */
   result->evaluated = true;
   result->eval_loss = sum / (double)labels;
   write_eval(loop, step, result->eval_loss, labels);
