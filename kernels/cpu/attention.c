@@ -98,9 +98,9 @@ static void product(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k,
 static void transpose(const float *restrict x, int64_t ld, int rows, int width,
                       float *restrict y)
 {
-  for (int c0 = 0; c0 < width; c0 += 16) /* a cache line of x */
-    for (int r = 0; r < rows; r++)
-      for (int c = c0; c < width && c < c0 + 16; c++)
+  for (int r0 = 0; r0 < rows; r0 += 16) /* a cache line of y */
+    for (int c = 0; c < width; c++)
+      for (int r = r0; r < rows && r < r0 + 16; r++)
         y[c * TILE + r] = x[r * ld + c];
 }
 
@@ -170,7 +170,7 @@ static void forward_tile(const mz_attention_t *a, int64_t batch, int32_t head,
   float top[TILE], sum[TILE], shrink[TILE];
 
   transpose(query, v.ld, rows, d, turned);
-  for (int i = 0; i < rows; i++) {
+  for (int i = 0; i < TILE; i++) {
     top[i] = -INFINITY;
     sum[i] = 0;
   }
