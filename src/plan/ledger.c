@@ -75,7 +75,8 @@ mz_status_t mz_plan_make_ledger(mz_plan_t *plan)
     double operations = 0;
 
     if (!layer->opts.describe) continue;
-    layer->opts.describe(layer->opts.self, plan->max_tokens, line, sizeof line,
+    layer->opts.describe(layer->opts.self, plan->max_tokens,
+                         plan->opts.sequence_length, line, sizeof line,
                          &operations);
     plan->operations += operations;
   }
