@@ -48,7 +48,7 @@ static void print_plan(const mz_plan_t *plan, int64_t baseline)
   printf("memory of rank 0: %.3f GiB planned (", gib(plan->arena_bytes));
   for (int i = 0; i < MZ_NUM_CATEGORIES; i++)
     printf("%s%s %.3f", i > 0 ? ", " : "",
-           mz_plan_category_name((mz_category_t)i),
+           mz_category_name((mz_category_t)i),
            gib(plan->category_bytes[i]));
   printf("), baseline %.3f GiB\n", gib(baseline));
 }
