@@ -59,8 +59,8 @@
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
 #define MZ_KERNEL_MEMBER_(op, args)                                            \
-  mz_status_t (*op)(const mz_kernels_t *kernels, const args *a,                \
-                    mz_stream_t stream);
+  mz_status_t (*(op))(const mz_kernels_t *kernels, const args *a,              \
+                      mz_stream_t stream);
   MZ_KERNEL_LIST(MZ_KERNEL_MEMBER_)
 #undef MZ_KERNEL_MEMBER_
 } mz_kernels_ops_t;

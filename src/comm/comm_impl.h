@@ -85,18 +85,19 @@ struct mz_comm {
   int rank, size;
   MPI_Comm control;
   mz_comm_group_t *groups;
-  int num_groups;
   int64_t max_groups;
+  int num_groups;
 
-  mz_ring_t rings[MZ_NUM_LANES];
-  uint32_t polls;
-  int64_t moved_ns; /* time of the last start or completion */
+  /* Progressing side. */
+  int next_type;
   struct {
     size_t bytes;
     MPI_Datatype type;
   } types[MZ_MAX_TYPES];
-  int next_type;
+  mz_ring_t rings[MZ_NUM_LANES];
   mz_watchdog_t watchdog;
+  int64_t moved_ns; /* time of the last start or completion */
+  uint32_t polls;
 
   /* The first failure; `failure` is written before `failed`. */
   _Atomic int failed;
@@ -104,14 +105,15 @@ struct mz_comm {
 
   /* The caller's wait; 0: it does not wait. */
   _Atomic int64_t wait_ns;
-  _Atomic int wait_lane;
   double wait_s;
+  _Atomic int wait_lane;
 
-  bool running; /* the thread exists; else progress is inline */
+  /* The thread; while it does not run, progress is inline. */
+  bool running;
+  atomic_bool stop, sleeping;
   pthread_t thread;
   pthread_mutex_t mutex; /* for `wake` only */
   pthread_cond_t wake;
-  atomic_bool stop, sleeping;
 
   int64_t *counts, *displs; /* [W] of the calls in agree.c */
   int64_t *values;          /* [W] */

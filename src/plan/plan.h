@@ -315,9 +315,16 @@ mz_status_t mz_plan_segments(const mz_plan_t *plan, int32_t unit, int64_t begin,
                              int64_t end, mz_segment_t **segments, int32_t *num,
                              int64_t *capacity);
 
-/** The table for people, and the same as JSON. @p world is printed only. */
+/** The table for people. @return MZ_OK, MZ_ERR_IO. */
 mz_status_t mz_plan_print(const mz_plan_t *plan, FILE *file);
+/** The same as JSON, with every unit and buffer; *text_out is owned by the
+ * caller (mz_free). @return MZ_OK, MZ_ERR_NOMEM. */
 mz_status_t mz_plan_to_json(const mz_plan_t *plan, char **text_out);
+
+/** "params", "saved_rows": as in the metrics. */
+const char *mz_plan_category_name(mz_category_t category);
+/** "params", "tokens". */
+const char *mz_plan_entry_name(mz_entry_kind_t kind);
 
 /* --- routing: what every rank derives from the counts (src/plan/route.c) ---
  * kept[s * E + e]: rows that source s of the expert-parallel group sends to

@@ -385,6 +385,11 @@ void mz_engine_destroy(mz_engine_t **engine)
 
 int64_t mz_engine_steps(const mz_engine_t *engine) { return engine->steps; }
 
+void mz_engine_set_steps(mz_engine_t *engine, int64_t steps)
+{
+  engine->steps = steps;
+}
+
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine)
 {
   return engine->plan;
