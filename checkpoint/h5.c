@@ -11,12 +11,28 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static H5E_auto2_t saved_report;
 static void *saved_data;
+static char reason[256]; /* of the last call that failed */
+
+static herr_t take_first(unsigned n, const H5E_error2_t *error, void *ctx)
+{
+  (void)ctx;
+  if (n == 0 && error->desc) snprintf(reason, sizeof reason, "%s", error->desc);
+  return 0;
+}
+
+/* HDF5 calls it when a call fails, instead of printing; the next call of any
+ * kind would forget the reason. */
+static herr_t report(hid_t stack, void *ctx)
+{
+  return H5Ewalk2(stack, H5E_WALK_UPWARD, take_first, ctx);
+}
 
 void mz_h5_enter(void)
 {
   pthread_mutex_lock(&lock);
+  snprintf(reason, sizeof reason, "no reason given");
   H5Eget_auto2(H5E_DEFAULT, &saved_report, &saved_data);
-  H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+  H5Eset_auto2(H5E_DEFAULT, report, NULL);
 }
 
 void mz_h5_leave(void)
@@ -25,17 +41,8 @@ void mz_h5_leave(void)
   pthread_mutex_unlock(&lock);
 }
 
-static herr_t take_first(unsigned n, const H5E_error2_t *error, void *ctx)
-{
-  if (n == 0 && error->desc) snprintf(ctx, 256, "%s", error->desc);
-  return 0;
-}
-
 mz_status_t mz_h5_fail(const char *path, const char *what)
 {
-  char reason[256] = "HDF5 gives no reason";
-
-  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take_first, reason);
   MZ_FAIL(MZ_ERR_IO, "%s: %s: %s", path, what, reason);
 }
 

@@ -10,7 +10,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 typedef struct master {
   mz_h5_t h5;
@@ -166,16 +165,16 @@ static mz_status_t write_model(master_t *m)
 /* The memory driver with nothing behind it. */
 static hid_t create_in_memory(const char *path)
 {
-  hid_t access = mz_h5_access(), made = H5Pcreate(H5P_FILE_CREATE), file = -1;
+  hid_t access = mz_h5_access(), file = -1;
 
-  if (access >= 0 && made >= 0 && H5Pset_fapl_core(access, 1 << 20, 0) >= 0 &&
-      H5Pset_userblock(made, MZ_USER_BLOCK_BYTES) >= 0)
-    file = H5Fcreate(path, H5F_ACC_TRUNC, made, access);
+  if (access >= 0 && H5Pset_fapl_core(access, 1 << 20, 0) >= 0)
+    file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access);
   if (access >= 0) H5Pclose(access);
-  if (made >= 0) H5Pclose(made);
   return file;
 }
 
+/* The file with room for the user block in front: an image has none, and HDF5
+ * finds the rest wherever it begins at 512 bytes. */
 static mz_status_t build(master_t *m, char **image_out, size_t *bytes_out)
 {
   ssize_t bytes = -1;
@@ -189,12 +188,12 @@ static mz_status_t build(master_t *m, char **image_out, size_t *bytes_out)
   if (st == MZ_OK) {
     H5Fflush(m->h5.file, H5F_SCOPE_GLOBAL);
     bytes = H5Fget_file_image(m->h5.file, NULL, 0);
-    st = bytes <= MZ_USER_BLOCK_BYTES
-             ? mz_h5_fail(m->h5.path, "has no image")
-             : mz_new((int64_t)bytes, "image of checkpoint.h5", &image);
+    st = bytes <= 0 ? mz_h5_fail(m->h5.path, "has no image")
+                    : mz_new(MZ_USER_BLOCK_BYTES + (int64_t)bytes,
+                             "image of checkpoint.h5", &image);
   }
-  if (st == MZ_OK &&
-      H5Fget_file_image(m->h5.file, image, (size_t)bytes) != bytes)
+  if (st == MZ_OK && H5Fget_file_image(m->h5.file, image + MZ_USER_BLOCK_BYTES,
+                                       (size_t)bytes) != bytes)
     st = mz_h5_fail(m->h5.path, "has no image");
   mz_h5_close(&m->h5);
   if (st != MZ_OK) {
@@ -202,7 +201,7 @@ static mz_status_t build(master_t *m, char **image_out, size_t *bytes_out)
     return st;
   }
   *image_out = image;
-  *bytes_out = (size_t)bytes;
+  *bytes_out = MZ_USER_BLOCK_BYTES + (size_t)bytes;
   return MZ_OK;
 }
 
@@ -211,7 +210,6 @@ static void seal(char *image, size_t bytes)
   int64_t rest = (int64_t)bytes - MZ_USER_BLOCK_BYTES;
   uint64_t parts = mz_sum64_part(image + MZ_USER_BLOCK_BYTES, 0, rest);
 
-  memset(image, 0, MZ_USER_BLOCK_BYTES);
   snprintf(image, MZ_USER_BLOCK_BYTES,
            MZ_FORMAT_CHECKPOINT "\nsum64 %016" PRIx64 "\n",
            mz_sum64_end(parts, rest));
