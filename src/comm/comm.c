@@ -41,6 +41,7 @@ static mz_status_t create_flights(mz_comm_t *comm)
     for (int i = 0; i < ring->max_flight; i++) {
       mz_flight_t *flight = &ring->flights[i];
 
+      /* NOLINTNEXTLINE(bugprone-sizeof-expression): an array of handles */
       MZ_TRY(mz_new(2 * size, "requests", &flight->requests));
       MZ_TRY(mz_new(4 * size, "counts of a message", &flight->ints));
       MZ_TRY(mz_new(2 * size, "chunks of a message", &flight->moved));
@@ -216,6 +217,7 @@ mz_status_t mz_comm_create(MPI_Comm world, const mz_comm_opts_t *opts,
     MPI_Comm_free(&control);
     return MZ_TRACE(st);
   }
+  MZ_ASSERT(comm);
   MZ_TRY_GOTO(st, start_queue(comm), done);
   *comm_out = comm;
   comm = NULL;
