@@ -3,8 +3,8 @@
  * for all heads (Dao et al. 2022, arXiv:2205.14135, alg. 1).
  *
  * B sequences of S tokens, T = B * S; A query heads, G key/value heads (G
- * divides A), D head width. qkv is [T, (A + 2 G) * D]: query heads, then key
- * heads, then value heads. Statistics are fp32. */
+ * divides A), D head width, at most 256. qkv is [T, (A + 2 G) * D]: query
+ * heads, then key heads, then value heads. Statistics are fp32. */
 #ifndef MZ_KERNELS_ATTENTION_H
 #define MZ_KERNELS_ATTENTION_H
 

@@ -58,13 +58,11 @@
 
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
-/* NOLINTBEGIN(bugprone-macro-parentheses): args is a type */
 #define MZ_KERNEL_MEMBER_(op, args)                                            \
-  mz_status_t (*op)(const mz_kernels_t *kernels, const args *a,                \
-                    mz_stream_t stream);
+  mz_status_t (*(op))(const mz_kernels_t *kernels, const args *a,              \
+                      mz_stream_t stream);
   MZ_KERNEL_LIST(MZ_KERNEL_MEMBER_)
 #undef MZ_KERNEL_MEMBER_
-  /* NOLINTEND(bugprone-macro-parentheses) */
 } mz_kernels_ops_t;
 
 struct mz_kernels {

@@ -2,6 +2,10 @@
 /* Causal attention in tiles of TILE queries x TILE keys, whose scores live on
  * the stack of the thread. Letters: kernels/attention.h.
  *
+ * Products with a transposed right side are the slow ones at this size, so the
+ * tile that stays for many products is transposed once: the queries forward,
+ * keys and values backward.
+ *
  * The products of tiles are OpenBLAS calls inside a parallel region. There
  * OpenBLAS works in the calling thread alone; its serial build always does. */
 #include "kernels/cpu/cpu.h"
@@ -14,7 +18,8 @@
 #include <cblas.h>
 #include <string.h>
 
-enum { TILE = 64, PAIRS = 64 };
+/* LINE: bytes of a cache line, so that no vector of a tile lies in two. */
+enum { TILE = 64, MAX_WIDTH = 256, PAIRS = 64, LINE = 64 };
 
 /* Where the heads of one sequence lie. ld, ldo: elements from one token to the
  * next in qkv and in out. */
@@ -69,6 +74,8 @@ static mz_status_t check_heads(int32_t batch, int32_t sequence, int32_t heads,
   MZ_REQUIRE(heads % kv_heads == 0, MZ_ERR_SHAPE,
              "%" PRId32 " heads not divisible by %" PRId32 " kv heads", heads,
              kv_heads);
+  MZ_REQUIRE(head_width <= MAX_WIDTH, MZ_ERR_UNSUPPORTED,
+             "head width %" PRId32 ", at most %d", head_width, MAX_WIDTH);
   MZ_TRY(mz_mul_i64((int64_t)heads + 2 * (int64_t)kv_heads, head_width, &ld));
   return MZ_TRACE(mz_int_from_i64(ld, &narrow)); /* a stride of BLAS */
 }
@@ -87,25 +94,45 @@ static void product(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k,
               (float)beta, c, (int)ldc);
 }
 
-/* One row of scores, the first `valid` of `cols`, to exp(score - top); the
- * rest to 0. *top rises to the row's maximum. Returns the sum. */
-MZ_CLONES static float softmax_row(float *restrict s, int valid, int cols,
-                                   float *top)
+/* y [width, TILE] = the transpose of `rows` rows of x. */
+static void transpose(const float *restrict x, int64_t ld, int rows, int width,
+                      float *restrict y)
 {
-  float maximum = *top, sum = 0;
+  for (int r0 = 0; r0 < rows; r0 += 16) /* a cache line of y */
+    for (int c = 0; c < width; c++)
+      for (int r = r0; r < rows && r < r0 + 16; r++)
+        y[c * TILE + r] = x[r * ld + c];
+}
 
-#pragma omp simd reduction(max : maximum)
-  for (int j = 0; j < valid; j++)
-    maximum = s[j] > maximum ? s[j] : maximum;
-#pragma omp simd reduction(+ : sum)
-  for (int j = 0; j < valid; j++) {
-    s[j] = mz_simd_exp(s[j] - maximum);
-    sum += s[j];
+/* Scores [keys, TILE] to exp(score - top); top, sum and shrink are of the
+ * queries, the last index, so that nothing is summed across a vector. top
+ * rises to the maximum, shrink is what the old sums are to be multiplied by. */
+MZ_CLONES static void softmax_tile(float *restrict s, int keys, int rows,
+                                   float *restrict top, float *restrict sum,
+                                   float *restrict shrink)
+{
+#pragma omp simd
+  for (int i = 0; i < rows; i++)
+    shrink[i] = top[i];
+  for (int j = 0; j < keys; j++) {
+#pragma omp simd
+    for (int i = 0; i < rows; i++)
+      top[i] = s[j * TILE + i] > top[i] ? s[j * TILE + i] : top[i];
   }
-  for (int j = valid; j < cols; j++)
-    s[j] = 0;
-  *top = maximum;
-  return sum;
+#pragma omp simd
+  for (int i = 0; i < rows; i++) {
+    shrink[i] = mz_simd_exp(shrink[i] - top[i]);
+    sum[i] *= shrink[i];
+  }
+  for (int j = 0; j < keys; j++) {
+#pragma omp simd
+    for (int i = 0; i < rows; i++) {
+      float e = mz_simd_exp(s[j * TILE + i] - top[i]);
+
+      s[j * TILE + i] = e;
+      sum[i] += e;
+    }
+  }
 }
 
 MZ_CLONES static float dot_row(const float *restrict x, const float *restrict y,
@@ -119,11 +146,12 @@ MZ_CLONES static float dot_row(const float *restrict x, const float *restrict y,
   return sum;
 }
 
-/* Number of the tile's keys that query row i of the tile may see. */
-static int visible(int query, int k0, int cols)
+/* On the diagonal tile: key j is hidden from the queries before it. */
+static void hide_later_keys(float *s, int keys)
 {
-  int keys = query - k0 + 1;
-  return keys < cols ? keys : cols;
+  for (int j = 0; j < keys; j++)
+    for (int i = 0; i < j; i++)
+      s[j * TILE + i] = -INFINITY;
 }
 
 /* The queries [q0, q0 + TILE) of one head. out holds the sum of exp(s - top) v
@@ -138,9 +166,11 @@ static void forward_tile(const mz_attention_t *a, int64_t batch, int32_t head,
   const float *query = base + q0 * v.ld + query_column(a, head);
   float *out = (float *)a->out + (v.first_token + q0) * v.ldo + head * d;
   float *lse = a->lse + head * v.num_tokens + v.first_token + q0;
-  float s[TILE * TILE], top[TILE], sum[TILE];
+  _Alignas(LINE) float turned[MAX_WIDTH * TILE], s[TILE * TILE];
+  float top[TILE], sum[TILE], shrink[TILE];
 
-  for (int i = 0; i < rows; i++) {
+  transpose(query, v.ld, rows, d, turned);
+  for (int i = 0; i < TILE; i++) {
     top[i] = -INFINITY;
     sum[i] = 0;
   }
@@ -149,19 +179,14 @@ static void forward_tile(const mz_attention_t *a, int64_t batch, int32_t head,
     const float *key = base + k0 * v.ld + key_column(a, kv_head);
     const float *value = base + k0 * v.ld + value_column(a, kv_head);
 
-    product(CblasNoTrans, CblasTrans, rows, cols, d, v.scale, query, v.ld, key,
-            v.ld, 0, s, TILE);
-    for (int i = 0; i < rows; i++) {
-      float before = top[i], shrink;
-      float more =
-          softmax_row(s + i * TILE, visible(q0 + i, k0, cols), cols, &top[i]);
-
-      shrink = mz_simd_exp(before - top[i]);
-      sum[i] = sum[i] * shrink + more;
-      if (k0 > 0 && shrink < 1.0f) mz_row_scale(out + i * v.ldo, shrink, d);
-    }
-    product(CblasNoTrans, CblasNoTrans, rows, d, cols, 1.0f, s, TILE, value,
-            v.ld, k0 > 0, out, v.ldo);
+    product(CblasNoTrans, CblasNoTrans, cols, rows, d, v.scale, key, v.ld,
+            turned, TILE, 0, s, TILE);
+    if (k0 == q0) hide_later_keys(s, cols);
+    softmax_tile(s, cols, rows, top, sum, shrink);
+    for (int i = 0; i < rows && k0 > 0; i++)
+      if (shrink[i] < 1.0f) mz_row_scale(out + i * v.ldo, shrink[i], d);
+    product(CblasTrans, CblasNoTrans, rows, d, cols, 1.0f, s, TILE, value, v.ld,
+            k0 > 0, out, v.ldo);
   }
   for (int i = 0; i < rows; i++) {
     mz_row_scale(out + i * v.ldo, 1.0f / sum[i], d);
@@ -189,20 +214,31 @@ mz_status_t mz_k_attention_cpu(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-/* p := probabilities from scores, dp := gradient of the scores (before the
- * scale) from that of the probabilities: p (dp - delta). */
-MZ_CLONES static void grad_row(float *restrict p, float *restrict dp, float lse,
-                               float delta, int valid, int cols)
+/* p [rows, TILE] := probabilities from scores, dp := gradient of the scores
+ * (before the scale) from that of the probabilities: p (dp - delta). */
+MZ_CLONES static void grad_tile(float *restrict p, float *restrict dp,
+                                const float *restrict lse,
+                                const float *restrict delta, int rows, int keys)
 {
+  for (int i = 0; i < rows; i++) {
+    float row_lse = lse[i], row_delta = delta[i];
+
 #pragma omp simd
-  for (int j = 0; j < valid; j++) {
-    p[j] = mz_simd_exp(p[j] - lse);
-    dp[j] = p[j] * (dp[j] - delta);
+    for (int j = 0; j < keys; j++) {
+      float e = mz_simd_exp(p[i * TILE + j] - row_lse);
+
+      p[i * TILE + j] = e;
+      dp[i * TILE + j] = e * (dp[i * TILE + j] - row_delta);
+    }
   }
-  for (int j = valid; j < cols; j++) {
-    p[j] = 0;
-    dp[j] = 0;
-  }
+}
+
+/* On the diagonal tile: what query i gave to the keys after it is void. */
+static void clear_later_keys(float *x, int keys)
+{
+  for (int i = 0; i < keys; i++)
+    for (int j = i + 1; j < keys; j++)
+      x[i * TILE + j] = 0;
 }
 
 /* What the tiles of one (sequence, key/value head) share. */
@@ -210,8 +246,9 @@ typedef struct grad_view {
   const mz_attention_grad_t *a;
   view_t v;
   int32_t kv_head;
-  const float *base; /* qkv of the sequence */
-  float *dbase;      /* dqkv of the sequence */
+  const float *base;  /* qkv of the sequence */
+  float *dbase;       /* dqkv of the sequence */
+  float *key, *value; /* [D, TILE] the keys and values at hand, transposed */
 } grad_view_t;
 
 /* Adds what queries q0.. of a head give to dq, and to dk, dv of the keys k0...
@@ -231,15 +268,17 @@ static void backward_tile(const grad_view_t *g, int32_t head, int q0, int k0)
   int64_t at_stats = head * v->num_tokens + v->first_token + q0;
   const float *dout =
       (const float *)g->a->dout + (v->first_token + q0) * v->ldo + head * d;
-  float p[TILE * TILE], dp[TILE * TILE];
+  _Alignas(LINE) float p[TILE * TILE], dp[TILE * TILE];
 
-  product(CblasNoTrans, CblasTrans, rows, cols, d, v->scale, g->base + at_query,
-          v->ld, g->base + at_key, v->ld, 0, p, TILE);
-  product(CblasNoTrans, CblasTrans, rows, cols, d, 1.0f, dout, v->ldo,
-          g->base + at_value, v->ld, 0, dp, TILE);
-  for (int i = 0; i < rows; i++)
-    grad_row(p + i * TILE, dp + i * TILE, f->lse[at_stats + i],
-             g->a->delta[at_stats + i], visible(q0 + i, k0, cols), cols);
+  product(CblasNoTrans, CblasNoTrans, rows, cols, d, v->scale,
+          g->base + at_query, v->ld, g->key, TILE, 0, p, TILE);
+  product(CblasNoTrans, CblasNoTrans, rows, cols, d, 1.0f, dout, v->ldo,
+          g->value, TILE, 0, dp, TILE);
+  grad_tile(p, dp, f->lse + at_stats, g->a->delta + at_stats, rows, cols);
+  if (q0 == k0) {
+    clear_later_keys(p, cols);
+    clear_later_keys(dp, cols);
+  }
   product(CblasTrans, CblasNoTrans, cols, d, rows, 1.0f, p, TILE, dout, v->ldo,
           add, g->dbase + at_value, v->ld);
   product(CblasTrans, CblasNoTrans, cols, d, rows, v->scale, dp, TILE,
@@ -258,8 +297,14 @@ static void backward_head(const mz_attention_grad_t *a, int64_t batch,
   int32_t shared = f->heads / f->kv_heads, head0 = kv_head * shared;
   const float *out = (const float *)f->out + v.first_token * v.ldo;
   const float *dout = (const float *)a->dout + v.first_token * v.ldo;
-  grad_view_t g = {a, v, kv_head, (const float *)f->qkv + v.first_token * v.ld,
-                   (float *)a->dqkv + v.first_token * v.ld};
+  _Alignas(LINE) float key[MAX_WIDTH * TILE], value[MAX_WIDTH * TILE];
+  grad_view_t g = {a,
+                   v,
+                   kv_head,
+                   (const float *)f->qkv + v.first_token * v.ld,
+                   (float *)a->dqkv + v.first_token * v.ld,
+                   key,
+                   value};
 
   for (int32_t head = head0; head < head0 + shared; head++)
     for (int i = 0; i < v.sequence; i++) {
@@ -267,10 +312,17 @@ static void backward_head(const mz_attention_grad_t *a, int64_t batch,
       a->delta[head * v.num_tokens + v.first_token + i] =
           dot_row(out + at, dout + at, v.width);
     }
-  for (int k0 = 0; k0 < v.sequence; k0 += TILE)
+  for (int k0 = 0; k0 < v.sequence; k0 += TILE) {
+    int cols = tile_extent(k0, v.sequence);
+
+    transpose(g.base + k0 * v.ld + key_column(f, kv_head), v.ld, cols, v.width,
+              key);
+    transpose(g.base + k0 * v.ld + value_column(f, kv_head), v.ld, cols,
+              v.width, value);
     for (int32_t head = head0; head < head0 + shared; head++)
       for (int q0 = k0; q0 < v.sequence; q0 += TILE)
         backward_tile(&g, head, q0, k0);
+  }
 }
 
 mz_status_t mz_k_attention_grad_cpu(const mz_kernels_t *kernels,
@@ -305,8 +357,8 @@ MZ_CLONES static void rotate_pairs(float *restrict low, float *restrict high,
 static void rotate_position(const mz_rope_t *a, int position, int first, int n,
                             const double *frequency)
 {
-  int32_t turned = a->heads + a->kv_heads;
-  int64_t ld = ((int64_t)turned + a->kv_heads) * a->head_width;
+  int32_t num_turned = a->heads + a->kv_heads;
+  int64_t ld = ((int64_t)num_turned + a->kv_heads) * a->head_width;
   int half = a->head_width / 2;
   float cosine[PAIRS], sine[PAIRS];
 
@@ -317,7 +369,7 @@ static void rotate_position(const mz_rope_t *a, int position, int first, int n,
   }
   for (int64_t b = 0; b < a->batch; b++) {
     float *row = (float *)a->qkv + (b * a->sequence + position) * ld + first;
-    for (int32_t head = 0; head < turned; head++) {
+    for (int32_t head = 0; head < num_turned; head++) {
       float *low = row + (int64_t)head * a->head_width;
       rotate_pairs(low, low + half, cosine, sine, n);
     }

@@ -308,7 +308,7 @@ mz_status_t mz_k_gelu_cpu(const mz_kernels_t *kernels, const mz_gelu_t *a,
 {
   const float *pre = a->pre;
   float *out = a->a;
-  int64_t n;
+  int64_t n = 0;
 
   MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
@@ -322,7 +322,7 @@ mz_status_t mz_k_swiglu_cpu(const mz_kernels_t *kernels, const mz_swiglu_t *a,
 {
   const float *gate = a->gate, *up = a->up;
   float *out = a->a;
-  int64_t n;
+  int64_t n = 0;
 
   MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
@@ -336,7 +336,7 @@ mz_status_t mz_k_swiglu_grad_cpu(const mz_kernels_t *kernels,
 {
   const float *gate = a->gate, *up = a->up, *da = a->da;
   float *dgate = a->dgate, *dup = a->dup;
-  int64_t n;
+  int64_t n = 0;
 
   MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)

@@ -34,8 +34,9 @@
 #endif
 
 /**
- * exp(x), relative error below 2e-7. 0 below -87.33 (also for -infinity, so
- * that masked scores vanish), exp(88) above 88, NaN for NaN.
+ * exp(x), relative error below 2e-7. 0 below -87 (also for -infinity, so that
+ * masked scores vanish), exp(87) above 87, NaN for NaN. Within these ends
+ * neither the result nor its inverse is a slow subnormal number.
  * x = n ln 2 + r with |r| <= ln 2 / 2; exp(r) by a polynomial through the
  * Chebyshev nodes of that interval; 2^n goes into the exponent bits. ln 2 is
  * split so that n times its first part is exact.
@@ -43,11 +44,11 @@
 __attribute__((always_inline)) static inline float mz_simd_exp(float x)
 {
   const float rounder = 0x1.8p23f; /* adding it leaves n in the low bits */
-  float y = x > 88.0f ? 88.0f : x;
+  float y = x > 87.0f ? 87.0f : x;
   float shifted, n, r, p, power;
   uint32_t bits;
 
-  y = y < -87.33f ? -87.33f : y;
+  y = y < -87.0f ? -87.0f : y;
   shifted = y * 1.44269504f + rounder;
   memcpy(&bits, &shifted, sizeof bits);
   n = shifted - rounder;
@@ -59,7 +60,7 @@ __attribute__((always_inline)) static inline float mz_simd_exp(float x)
   p = 1.0f + (r + r * r * p);
   bits = (bits + 127u) << 23;
   memcpy(&power, &bits, sizeof power);
-  return x < -87.33f ? 0.0f : p * power;
+  return x < -87.0f ? 0.0f : p * power;
 }
 
 /** 1 / (1 + exp(-x)). */

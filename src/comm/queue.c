@@ -283,7 +283,7 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
   if (ticket.number == 0) return MZ_OK;
   MZ_REQUIRE(ticket.number <= atomic_load(&comm->rings[ticket.lane].posted),
              MZ_ERR_ARG, "message %" PRIu64 " of the %s lane is not posted",
-             ticket.number, mz_comm_lane_name(ticket.lane));
+             ticket.number, mz_comm_lane_name((int)ticket.lane));
   if (!is_done(comm, ticket)) wait_until_done(comm, ticket);
   return MZ_TRACE(check_failed(comm));
 }

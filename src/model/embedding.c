@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "model/layers.h"
+
 #include "base/alloc.h"
 #include "base/check.h"
 #include "model/common.h"
-#include "model/layers.h"
 #include "moe/declare.h"
 #include "moe/map.h"
 

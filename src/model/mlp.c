@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The dense feed-forward map: the experts' functions on one group of rows. */
+#include "model/layers.h"
+
 #include "base/alloc.h"
 #include "base/check.h"
 #include "model/common.h"
-#include "model/layers.h"
 #include "moe/declare.h"
 #include "moe/ffn.h"
 

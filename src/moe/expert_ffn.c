@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The feed-forward expert: mz_ffn as an expert of mz_moe_layer. */
+#include "moe/ffn.h"
+
 #include "base/alloc.h"
 #include "base/check.h"
-#include "moe/ffn.h"
 
 static mz_status_t expert_declare(void *self, mz_decl_t *decl, int32_t moe)
 {

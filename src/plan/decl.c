@@ -24,6 +24,8 @@ void mz_decl_destroy(mz_decl_t **decl)
   for (int64_t i = 0; i < d->num_layers; i++)
     if (d->layers[i].opts.destroy)
       d->layers[i].opts.destroy(d->layers[i].opts.self);
+  for (int64_t i = 0; i < d->num_moes; i++)
+    mz_free(d->moes[i].owned_name);
   mz_free(d->tensors);
   mz_free(d->table);
   mz_free(d->buffers);
@@ -160,6 +162,8 @@ mz_status_t mz_decl_moe(mz_decl_t *decl, const mz_moe_opts_t *opts,
              MZ_ERR_ARG, "%s: capacity factors %g and %g, need above 0",
              opts->name, opts->capacity_factor, opts->eval_capacity_factor);
   MZ_TRY(mz_grow(&decl->moes, &decl->cap_moes, decl->num_moes + 1, "experts"));
+  MZ_TRY(mz_string_copy(opts->name, &m.owned_name));
+  m.opts.name = m.owned_name;
   decl->moes[decl->num_moes] = m;
   *moe_out = (int32_t)decl->num_moes++;
   return MZ_OK;

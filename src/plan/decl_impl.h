@@ -58,6 +58,7 @@ typedef struct mz_layer {
 typedef struct mz_moe {
   mz_moe_opts_t opts;
   char name[MZ_NAME_MAX];
+  char *owned_name;                  /* what opts.name points to */
   int32_t first_tensor, num_tensors; /* tensors an expert has, by suffix */
   int32_t tensors[MZ_STEP_MAX_REFS]; /* id of expert 0 */
 } mz_moe_t;

@@ -73,6 +73,8 @@ mz_status_t mz_metrics_write(FILE *file, const mz_metrics_t *metrics)
   put_double(file, "tokens_per_s", metrics->tokens_per_s);
   fputs(", ", file);
   put_double(file, "step_ms", metrics->step_ms);
+  fputs(", ", file);
+  put_double(file, "min_gap", metrics->min_gap);
   put_numbers(file, "time_ms", metrics->time_ms, metrics->num_times);
   put_load(file, "expert_counts", metrics, false);
   put_load(file, "expert_kept", metrics, true);

@@ -35,6 +35,7 @@ typedef struct mz_metrics {
   double lr, grad_norm, loss_scale;
   int64_t skipped; /* steps skipped so far */
   int64_t tokens;  /* of the step's global batch */
+  double min_gap;  /* smallest distance of a k-th to a (k+1)-th gate logit */
   double tokens_per_s, step_ms;
   const mz_named_number_t *time_ms; /* [num_times] */
   int32_t num_times;

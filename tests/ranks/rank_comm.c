@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 8, MAX_COUNT = 64, BLOCK = 80 };
@@ -31,11 +31,17 @@ static int num_errors;
   } while (0)
 
 /* After an unexpected failure the others would wait for this rank. */
+static void give_up(void)
+{
+  MPI_Abort(MPI_COMM_WORLD, 1);
+  exit(1);
+}
+
 #define MUST(call)                                                             \
   do {                                                                         \
     if ((call) != MZ_OK) {                                                     \
       fprintf(stderr, "%s:%d: %s\n", __func__, __LINE__, mz_error_last());     \
-      MPI_Abort(MPI_COMM_WORLD, 1);                                            \
+      give_up();                                                               \
     }                                                                          \
   } while (0)
 
@@ -147,7 +153,7 @@ static parcel_t *new_parcels(int n)
 {
   parcel_t *parcels = malloc((size_t)n * sizeof *parcels);
 
-  if (!parcels) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (!parcels) give_up();
   return parcels;
 }
 
@@ -161,6 +167,7 @@ static void one_at_a_time(mz_comm_t *comm)
     mz_msg_kind_t kind = salt % 3 ? MZ_MSG_EXCHANGE : MZ_MSG_GATHER;
 
     make_parcel(comm, p, kind, 0, salt);
+    if (salt % 5 == 0) p->msg.bound = (int64_t)1 << 31; /* goes pairwise */
     MUST(mz_comm_post(comm, (mz_lane_t)(salt / 2 % 2), &p->msg, &p->ticket));
     CHECK(p->ticket.number > 0);
     MUST(mz_comm_wait(comm, p->ticket));
@@ -280,7 +287,7 @@ static void late_bound(mz_comm_t *comm)
   int group = add_half(comm);
   late_t *late = malloc(sizeof *late);
 
-  if (!late) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (!late) give_up();
   for (uint32_t salt = 0; salt < 30; salt++) {
     parcel_t *p = &late->rows;
     mz_ticket_t counts;
@@ -330,7 +337,7 @@ static void large_and_odd_elements(mz_comm_t *comm)
     uint8_t *recv = calloc(total, 1);
     mz_ticket_t ticket;
 
-    if (!recv) MPI_Abort(MPI_COMM_WORLD, 1);
+    if (!recv) give_up();
     for (int r = 0; r < size; r++) {
       counts[r] = 3;
       displs[r] = 3 * r;
@@ -353,6 +360,50 @@ static void large_and_odd_elements(mz_comm_t *comm)
                                          (int64_t)(i % (3 * bytes))));
     free(recv);
   }
+}
+
+/* Address space, of which only the pages that are used become memory. Not
+ * calloc: MALLOC_PERTURB_ and sanitizers make it write every page. */
+static uint8_t *map_sparse(size_t bytes)
+{
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+  if (map == MAP_FAILED) give_up();
+  return map;
+}
+
+/* Blocks beyond element 2^31 of a buffer of which few pages are touched. */
+static void far_displacements(mz_comm_t *comm)
+{
+  static const int64_t far = ((int64_t)1 << 31) + 5;
+  int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
+  int64_t counts[MAX_RANKS], displs[MAX_RANKS];
+  size_t bytes = (size_t)far + MAX_RANKS;
+  uint8_t *send = map_sparse(bytes), *recv = map_sparse(bytes);
+  mz_ticket_t ticket;
+
+  for (int r = 0; r < size; r++) {
+    counts[r] = 1;
+    displs[r] = r % 2 ? r : far + r;
+    send[displs[r]] = (uint8_t)value_of(1, rank, r, 0);
+  }
+  MUST(mz_comm_post(comm, MZ_LANE_BULK,
+                    &(mz_msg_t){.kind = MZ_MSG_EXCHANGE,
+                                .element_bytes = 1,
+                                .send = send,
+                                .recv = recv,
+                                .send_counts = counts,
+                                .send_displs = displs,
+                                .recv_counts = counts,
+                                .recv_displs = displs,
+                                .bound = far + size},
+                    &ticket));
+  MUST(mz_comm_wait(comm, ticket));
+  for (int r = 0; r < size; r++)
+    CHECK(recv[displs[r]] == (uint8_t)value_of(1, r, rank, 0));
+  munmap(recv, bytes);
+  munmap(send, bytes);
 }
 
 static void small_collectives(mz_comm_t *comm)
@@ -399,9 +450,12 @@ static void refused_groups(mz_comm_t *comm)
   if (rank == size - 1) ranks[0] = size;
   CHECK(mz_comm_add_group(comm, "bad", ranks, size, &group) == MZ_ERR_ARG);
   CHECK(strstr(mz_error_message(), "group bad: rank "));
+  mz_alloc_fail_at(rank == size - 1 ? 1 : 0);
+  ranks[0] = 0;
+  CHECK(mz_comm_add_group(comm, "bad", ranks, size, &group) == MZ_ERR_NOMEM);
+  CHECK(strstr(mz_error_message(), "groups: no memory for"));
   CHECK(group == -1);
   if (size > 1) { /* lists that do not partition the ranks */
-    ranks[0] = 0;
     CHECK(mz_comm_add_group(comm, "bad", rank ? &ranks[rank] : ranks,
                             rank ? 1 : size, &group) == MZ_ERR_ARG);
     CHECK(strstr(mz_error_message(), "ranks of its members differ"));
@@ -411,7 +465,7 @@ static void refused_groups(mz_comm_t *comm)
 
 static void refused_messages(mz_comm_t *comm)
 {
-  int64_t one[MAX_RANKS] = {0};
+  static const int64_t one[MAX_RANKS]; /* outlives the call: destroy waits */
   mz_ticket_t ticket = {MZ_LANE_BULK, 5};
   mz_msg_t good = {.kind = MZ_MSG_GATHER,
                    .element_bytes = 4,
@@ -431,7 +485,6 @@ static void refused_messages(mz_comm_t *comm)
   CHECK(mz_comm_wait(comm, (mz_ticket_t){MZ_LANE_BULK, 1000000}) == MZ_ERR_ARG);
   CHECK(ticket.number == 5); /* outputs only on success */
   MUST(mz_comm_post(comm, MZ_LANE_BULK, &good, &ticket));
-  /* not waited for: destroy does */
 }
 
 static void names_and_position(mz_comm_t *comm)
@@ -458,13 +511,18 @@ static void refused_options(void)
 {
   mz_comm_opts_t opts = {.watchdog_s = -1};
   mz_comm_t *comm = NULL;
-  int size, rank;
+  int size, rank, level;
 
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   CHECK(mz_comm_create(MPI_COMM_WORLD, &opts, &comm) == MZ_ERR_ARG);
   opts = (mz_comm_opts_t){.count_limit = (int64_t)1 << 31};
   CHECK(mz_comm_create(MPI_COMM_WORLD, &opts, &comm) == MZ_ERR_ARG);
+
+  opts = (mz_comm_opts_t){.thread = true};
+  MPI_Query_thread(&level);
+  if (level < MPI_THREAD_SERIALIZED) /* the inline form's run */
+    CHECK(mz_comm_create(MPI_COMM_WORLD, &opts, &comm) == MZ_ERR_UNSUPPORTED);
 
   opts = (mz_comm_opts_t){0};
   for (int n = 1; !comm; n++) { /* until no allocation is left to fail */
@@ -484,9 +542,10 @@ static void refused_options(void)
 static void run_cases(MPI_Comm world, const mz_comm_opts_t *opts)
 {
   static void (*const cases[])(mz_comm_t *) = {
-      one_at_a_time,  many_in_two_lanes,      full_ring,
-      late_bound,     large_and_odd_elements, small_collectives,
-      refused_groups, refused_messages,       names_and_position};
+      one_at_a_time,     many_in_two_lanes,      full_ring,
+      late_bound,        large_and_odd_elements, far_displacements,
+      small_collectives, refused_groups,         refused_messages,
+      names_and_position};
 
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mz_comm_t *comm = NULL;

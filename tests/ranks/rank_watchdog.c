@@ -44,6 +44,18 @@ static mz_status_t fail_to_bind(void *ctx)
   MZ_FAIL(MZ_ERR_DATA, "no counts");
 }
 
+static mz_status_t bind_negative(void *ctx)
+{
+  counts[0] = -1;
+  return MZ_OK;
+}
+
+static mz_status_t bind_overflow(void *ctx)
+{
+  displs[0] = (int64_t)1 << 31;
+  return MZ_OK;
+}
+
 static mz_status_t post_and_wait(mz_comm_t *comm, mz_status_t (*bind)(void *))
 {
   mz_ticket_t ticket;
@@ -61,14 +73,22 @@ static mz_status_t fill_ring(mz_comm_t *comm)
   return MZ_OK;
 }
 
+static const struct {
+  const char *mode;
+  mz_status_t (*bind)(void *ctx);
+} faults[] = {{"broken", fail_to_bind},
+              {"negative", bind_negative},
+              {"overflow", bind_overflow}};
+
 static mz_status_t run_mode(mz_comm_t *comm, const char *mode)
 {
   bool last = mz_comm_rank(comm) == mz_comm_size(comm) - 1;
 
   for (int i = 0; i < NUM_GOOD; i++)
     MZ_TRY(post_and_wait(comm, NULL));
-  if (strcmp(mode, "broken") == 0)
-    return post_and_wait(comm, last ? fail_to_bind : NULL);
+  for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
+    if (strcmp(mode, faults[i].mode) == 0)
+      return post_and_wait(comm, last ? faults[i].bind : NULL);
   if (last) sleep(7); /* watchdog_s, the time for answers, and some more */
   return strcmp(mode, "full") == 0 ? fill_ring(comm)
                                    : post_and_wait(comm, NULL);
@@ -90,13 +110,14 @@ int main(int argc, char **argv)
   printf("verdict of %d: %s: %s\n", rank, mz_status_text(st),
          mz_error_message());
   /* Every later call says the same, and done does not let anybody poll on. */
-  if (st == MZ_OK || post_and_wait(comm, NULL) != st ||
+  if (st == MZ_OK || mz_comm_wait(comm, (mz_ticket_t){MZ_LANE_BULK, 1}) != st ||
       !mz_comm_done(comm, (mz_ticket_t){MZ_LANE_BULK, NUM_GOOD + 1}))
     printf("rank %d lives on\n", rank);
   mz_comm_destroy(&comm);
   if (comm) printf("rank %d is not destroyed\n", rank);
   fflush(stdout);
-  sleep(6); /* the others print their verdicts */
+  /* The others print their verdicts meanwhile. */
+  sleep(argv[1][0] == 's' || argv[1][0] == 'f' ? 6 : 1);
   MPI_Abort(MPI_COMM_WORLD, ABORT_CODE);
   return 0;
 }

@@ -82,19 +82,33 @@ Test(watchdog, also_ends_a_post_into_a_full_ring)
              "9, rank 0 at 11");
 }
 
-static void expect_broken(const char *args)
+static void expect_broken(const char *args, const char *status,
+                          const char *text)
 {
-  char output[16384];
+  char output[16384], line[512];
 
   run_watchdog(args, 2, output, sizeof output);
-  expect_verdict(output, 1, "invalid data: no counts\n");
-  expect_verdict(output, 0,
-                 "another rank failed or is late: rank 1 failed: no "
-                 "counts\n");
+  snprintf(line, sizeof line, "%s: %s\n", status, text);
+  expect_verdict(output, 1, line);
+  snprintf(line, sizeof line,
+           "another rank failed or is late: rank 1 failed: %s\n", text);
+  expect_verdict(output, 0, line);
 }
 
 Test(failure, of_a_bind_is_told_to_the_others)
 {
-  expect_broken("broken thread");
-  expect_broken("broken inline");
+  expect_broken("broken thread", "invalid data", "no counts");
+  expect_broken("broken inline", "invalid data", "no counts");
+}
+
+Test(failure, of_a_negative_count_names_it)
+{
+  expect_broken("negative inline", "invalid argument",
+                "-1 elements from rank 0 of the group, 1 to it");
+}
+
+Test(failure, of_a_displacement_beyond_an_mpi_call_names_it)
+{
+  expect_broken("overflow thread", "number out of range",
+                "2147483648 does not fit into a 32-bit integer");
 }

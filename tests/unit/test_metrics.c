@@ -24,6 +24,7 @@ static mz_metrics_t example(void)
                     .skipped = 1,
                     .tokens = 64,
                     .tokens_per_s = 7911.6,
+                    .min_gap = 1e-5,
                     .step_ms = 8.0,
                     .time_ms = times,
                     .num_times = 2,
@@ -70,6 +71,7 @@ Test(metrics, every_field_is_one_line_of_json)
   cr_assert_eq(real(json, "tokens"), 64);
   cr_assert_eq(real(json, "lr"), 1e-3);
   cr_assert_eq(real(json, "step_ms"), 8.0);
+  cr_assert_eq(real(json, "min_gap"), 1e-5);
   times_read = json_object_get(json, "time_ms");
   cr_assert_eq(real(times_read, "compute"), 1.5);
   cr_assert_eq(real(times_read, "wait"), 0.25);

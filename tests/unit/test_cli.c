@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bad input and the small commands of gpt_moe: exit code, message, no folder
+ * left behind, no rank left running. */
+#include "mpirun.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[64], output[1 << 16];
+
+static const char base_config[] =
+    "{\"model\": {\"architecture\": \"gpt2\", \"vocab_size\": 64,"
+    " \"hidden_size\": 32, \"num_hidden_layers\": 2,"
+    " \"num_attention_heads\": 2, \"intermediate_size\": 64,"
+    " \"max_position_embeddings\": 16},"
+    " \"moe\": {\"num_experts\": 4, \"layers\": {\"every\": 1}, \"k\": 2,"
+    " \"drop_tokens\": false},"
+    " \"data\": {\"train\": \"%s/train.bin\", \"valid\": \"%s/valid.bin\","
+    " \"sequence_length\": 16},"
+    " \"train\": {\"steps\": 3, \"device\": \"cpu\"},"
+    " \"train_batch_size\": 4}\n";
+
+static void path_of(const char *name, char path[256])
+{
+  snprintf(path, 256, "%s/%s", folder, name);
+}
+
+static void write_text(const char *name, const char *text)
+{
+  char path[256];
+  FILE *file;
+
+  path_of(name, path);
+  file = fopen(path, "w");
+  cr_assert_not_null(file);
+  fputs(text, file);
+  fclose(file);
+}
+
+/* A token file with `num` ids below 64 of which the header counts `count`. */
+static void write_tokens(const char *name, int32_t count, int num)
+{
+  int32_t header[256] = {20240520, 1, count};
+  char path[256];
+  FILE *file;
+
+  path_of(name, path);
+  file = fopen(path, "wb");
+  cr_assert_not_null(file);
+  cr_assert_eq(fwrite(header, 4, 256, file), 256);
+  for (int i = 0; i < num; i++) {
+    uint16_t id = (uint16_t)(i * 5 % 64);
+    cr_assert_eq(fwrite(&id, 2, 1, file), 1);
+  }
+  fclose(file);
+}
+
+static void make_folder(void)
+{
+  char text[2048];
+
+  strcpy(folder, "/tmp/mz-test-cli-XXXXXX");
+  cr_assert_not_null(mkdtemp(folder));
+  snprintf(text, sizeof text, base_config, folder, folder);
+  write_text("c.json", text);
+  write_tokens("train.bin", 1000, 1000);
+  write_tokens("valid.bin", 200, 200);
+}
+
+static void remove_folder(void)
+{
+  char command[128];
+
+  snprintf(command, sizeof command, "rm -rf %s", folder);
+  cr_assert_eq(system(command), 0);
+}
+
+TestSuite(cli, .init = make_folder, .fini = remove_folder);
+
+/* Runs gpt_moe on ranks with c.json, the arguments and --out DIR/out. */
+static int train(int ranks, const char *arguments)
+{
+  char all[1024];
+
+  snprintf(all, sizeof all, "%s/c.json --out %s/out %s", folder, folder,
+           arguments);
+  return mz_test_mpirun(ranks, "apps/gpt_moe", all, 30, output, sizeof output);
+}
+
+static int command(const char *arguments)
+{
+  return mz_test_mpirun(1, "apps/gpt_moe", arguments, 30, output,
+                        sizeof output);
+}
+
+static bool made_folder(void)
+{
+  char path[256];
+  struct stat info;
+
+  path_of("out", path);
+  return stat(path, &info) == 0;
+}
+
+static int times(const char *words)
+{
+  int num = 0;
+
+  for (const char *at = output; (at = strstr(at, words)); at++)
+    num++;
+  return num;
+}
+
+/* Refused with the code and both words, by one rank, leaving no folder. */
+static void refused(int ranks, const char *arguments, int code,
+                    const char *first, const char *second)
+{
+  int found = train(ranks, arguments);
+
+  cr_assert_eq(found, code, "%s: exit %d: %s", arguments, found, output);
+  cr_assert(strstr(output, first), "%s: no '%s' in: %s", arguments, first,
+            output);
+  cr_assert(strstr(output, second), "%s: no '%s' in: %s", arguments, second,
+            output);
+  cr_assert_eq(times("gpt_moe: "), 1, "%s: more than one message: %s",
+               arguments, output);
+  cr_assert_not(made_folder(), "%s left a folder", arguments);
+}
+
+Test(cli, trains_evaluates_and_fills_its_folder)
+{
+  char path[256];
+
+  cr_assert_eq(train(2, ""), 0, "%s", output);
+  cr_assert(strstr(output, "step 3/3"), "%s", output);
+  cr_assert(strstr(output, "validation loss"), "%s", output);
+  for (int i = 0; i < 4; i++) {
+    static const char *const names[] = {"out/config.json", "out/metrics.jsonl",
+                                        "out/log.0", "out/log.1"};
+    path_of(names[i], path);
+    cr_assert_eq(access(path, R_OK), 0, "no %s", path);
+  }
+}
+
+Test(cli, unknown_key_has_the_nearest_name)
+{
+  refused(2, "--set zero_optimization.stge=3", 2, "zero_optimization.stge",
+          "did you mean \"stage\"");
+}
+
+Test(cli, wrong_type_and_range_have_the_keys_path)
+{
+  refused(1, "--set model.hidden_size=x", 2, "model.hidden_size", "x");
+  refused(1, "--set zero_optimization.stage=4", 2, "zero_optimization.stage",
+          "4");
+  refused(1, "--set moe.k=9", 2, "moe.k", "9");
+}
+
+Test(cli, syntax_has_line_and_column)
+{
+  write_text("c.json", "{\"model\":\n  {\"vocab_size\" 64}}");
+  refused(2, "", 2, "c.json:2:18:", "':' expected");
+}
+
+Test(cli, sizes_that_do_not_divide_are_named)
+{
+  refused(2, "--set moe.ep_size=3", 2, "ep_size", "3");
+  refused(2, "--set moe.num_experts=5 --set moe.ep_size=2", 2, "5", "2");
+  refused(1, "--set model.num_attention_heads=5", 2, "32", "5");
+}
+
+Test(cli, batch_arithmetic_that_does_not_hold_prints_the_numbers)
+{
+  refused(2, "--set train_batch_size=3 --set train_micro_batch_size_per_gpu=2",
+          2, "train_batch_size", "3");
+}
+
+Test(cli, sequence_longer_than_the_model_is_refused)
+{
+  refused(1, "--set data.sequence_length=64", 2, "64", "16");
+}
+
+Test(cli, missing_configuration_is_a_usage_error)
+{
+  refused(2, "--set", 2, "--set", "needs a value");
+  cr_assert_eq(command("/none/here.json"), 2);
+  cr_assert(strstr(output, "/none/here.json"), "%s", output);
+}
+
+Test(cli, missing_data_is_named)
+{
+  refused(2, "--data /none/here.bin", 1, "/none/here.bin", "No such file");
+}
+
+Test(cli, empty_data_is_refused)
+{
+  write_text("train.bin", "");
+  refused(2, "", 1, "train.bin", "empty");
+}
+
+Test(cli, truncated_data_is_refused_with_the_numbers)
+{
+  write_tokens("train.bin", 1000, 400);
+  refused(2, "", 1, "train.bin", "counts 1000 tokens, the file holds 400");
+}
+
+Test(cli, data_of_another_format_is_refused)
+{
+  refused(1, "--set data.format=text", 1, "train.bin", "data.format is text");
+}
+
+Test(cli, vocabulary_below_a_token_id_is_refused)
+{
+  refused(2, "--set model.vocab_size=32", 1, "token id", "vocab_size 32");
+}
+
+Test(cli, data_shorter_than_a_sequence_is_refused)
+{
+  write_tokens("valid.bin", 16, 16);
+  refused(1, "", 1, "valid.bin", "need at least 17");
+}
+
+Test(cli, what_comes_later_is_refused_by_name)
+{
+  refused(2, "--resume auto", 2, "not supported yet", "--resume");
+  cr_assert_eq(command("generate"), 2);
+  cr_assert(strstr(output, "not supported yet: generate"), "%s", output);
+}
+
+Test(cli, one_rank_of_several_slurm_tasks_is_refused)
+{
+  setenv("SLURM_NTASKS", "4", 1);
+  refused(1, "", 2, "SLURM_NTASKS is 4", "1 rank");
+}
+
+Test(cli, a_second_job_is_kept_out_of_the_folder)
+{
+  struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+  char path[256];
+  int file;
+
+  path_of("out", path);
+  cr_assert_eq(mkdir(path, 0777), 0);
+  path_of("out/lock", path);
+  file = open(path, O_RDWR | O_CREAT, 0666);
+  cr_assert(file >= 0);
+  cr_assert_eq(fcntl(file, F_SETLK, &lock), 0);
+  cr_assert_eq(train(2, ""), 1, "%s", output);
+  cr_assert(strstr(output, "another run writes into this folder"), "%s",
+            output);
+  path_of("out/metrics.jsonl", path);
+  cr_assert_neq(access(path, F_OK), 0);
+  close(file);
+}
+
+Test(cli, json_prints_the_lines_of_the_metrics)
+{
+  cr_assert_eq(train(1, "--json"), 0, "%s", output);
+  cr_assert_eq(times("\"grad_norm\""), 3, "%s", output);
+  cr_assert_eq(times("\"eval_loss\""), 1, "%s", output);
+}
+
+Test(cli, check_makes_no_folder)
+{
+  char arguments[256];
+
+  snprintf(arguments, sizeof arguments, "check %s/c.json", folder);
+  cr_assert_eq(command(arguments), 0, "%s", output);
+  cr_assert(strstr(output, "the start-up checks passed"), "%s", output);
+  cr_assert_not(made_folder());
+}
+
+Test(cli, plan_of_many_ranks_needs_no_mpi)
+{
+  char arguments[512];
+
+  snprintf(arguments, sizeof arguments,
+           "plan %s/c.json --ranks 512 --set train_batch_size=512 "
+           "--set moe.ep_size=4 --set zero_optimization.stage=3",
+           folder);
+  cr_assert_eq(command(arguments), 0, "%s", output);
+  cr_assert(strstr(output, "plan of rank 0 of 512: ZeRO stage 3"), "%s", output);
+  cr_assert(strstr(output, "edp4"), "%s", output);
+}
+
+Test(cli, plan_that_does_not_fit_exits_3)
+{
+  char arguments[256];
+
+  snprintf(arguments, sizeof arguments,
+           "plan %s/c.json --ranks 1 --device-memory 64KiB", folder);
+  cr_assert_eq(command(arguments), 3, "%s", output);
+  cr_assert(strstr(output, "the device has 0.000 GiB"), "%s", output);
+}
+
+Test(cli, config_lists_every_key)
+{
+  cr_assert_eq(command("config"), 0, "%s", output);
+  cr_assert(strstr(output, "moe.capacity_factor"), "%s", output);
+  cr_assert_eq(command("--version"), 0);
+  cr_assert_eq(command("--help"), 0);
+  cr_assert(strstr(output, "usage: mpirun"), "%s", output);
+}
+
+#ifdef MZ_TEST_HOOKS
+Test(cli, a_failure_of_one_rank_ends_all_with_rank_step_and_cause)
+{
+  cr_assert_eq(train(4, "--set debug.fault=oom:rank2:step3"), 1, "%s", output);
+  cr_assert(strstr(output, "gpt_moe: rank 2: step 3: no memory"), "%s", output);
+  cr_assert_eq(times("gpt_moe: "), 1, "%s", output);
+}
+
+Test(cli, a_killed_rank_ends_the_job)
+{
+  cr_assert_neq(train(4, "--set debug.fault=exit:rank3:step2"), 0);
+  cr_assert(strstr(output, "rank 3"), "%s", output);
+}
+
+Test(cli, a_late_rank_is_named_and_the_job_ended)
+{
+  cr_assert_eq(train(2, "--set debug.fault=stall:rank1:step2 "
+                        "--set train.watchdog_s=2"),
+               1, "%s", output);
+  cr_assert(strstr(output, "gpt_moe: rank 1 is late"), "%s", output);
+  cr_assert(strstr(output, "rank 0 ends the job in step 2"), "%s", output);
+}
+#endif
