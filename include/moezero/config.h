@@ -30,6 +30,8 @@ typedef enum mz_position { MZ_POS_LEARNED, MZ_POS_ROPE } mz_position_t;
 typedef enum mz_schedule_type {
   MZ_SCHED_CONSTANT,
   MZ_SCHED_WARMUP,
+  MZ_SCHED_WARMUP_DECAY,
+  MZ_SCHED_WARMUP_COSINE,
 } mz_schedule_type_t;
 typedef enum mz_warmup { MZ_WARMUP_LOG, MZ_WARMUP_LINEAR } mz_warmup_t;
 typedef enum mz_data_format {
@@ -98,6 +100,8 @@ typedef struct mz_scheduler_config {
   double warmup_min_lr, warmup_max_lr; /* resolved: the optimizer's lr */
   int64_t warmup_num_steps;
   mz_warmup_t warmup_type;
+  int64_t total_num_steps;                /* decay, cosine */
+  double warmup_min_ratio, cos_min_ratio; /* cosine: of the optimizer's lr */
 } mz_scheduler_config_t;
 
 typedef struct mz_data_config {

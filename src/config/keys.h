@@ -55,6 +55,7 @@ struct mz_key {
   const char *fallback;
   double min, max;            /* INT and REAL */
   bool above, below;          /* the bound itself is not allowed */
+  bool later_list;            /* a list instead: "not supported yet" */
   bool case_free;             /* choices are compared without case */
   bool hooks;                 /* only in a build with -Dtest_hooks=true */
   const mz_choice_t *choices; /* WORD and CHOICE; may be given for TEXT */
@@ -179,6 +180,9 @@ bool mz_key_is_section(const char *path);
  * written to @p nearest. */
 void mz_key_nearest(const char *section, const char *name, char *nearest,
                     size_t nearest_bytes);
+
+/** Whether a key means something with a schedule; true outside of scheduler. */
+bool mz_key_fits_schedule(const mz_key_t *key, mz_schedule_type_t type);
 
 /** Whether null stands for "not given". */
 bool mz_key_nullable(const mz_key_t *key);

@@ -200,6 +200,12 @@ Test(config_json, reads_back_to_the_same_values)
   expect_round_trip(load("moe={\"num_experts\": [0, 4, 8, 0], \"k\": 2, "
                          "\"drop_policy\": \"position\"}"));
   expect_round_trip(load("moe={\"num_experts\": 0}"));
+  expect_round_trip(
+      load("scheduler={\"type\": \"WarmupDecayLR\", \"params\": "
+           "{\"total_num_steps\": 2000, \"warmup_max_lr\": 0.5}}"));
+  expect_round_trip(
+      load("scheduler={\"type\": \"WarmupCosineLR\", \"params\": "
+           "{\"total_num_steps\": 2000, \"cos_min_ratio\": 0.5}}"));
   cr_assert_eq(
       LOAD(&config, "model.architecture=llama", "model.norm=layernorm",
            "model.dropout=0.1", "model.attention_bias=true",
@@ -311,6 +317,10 @@ Test(config_table, is_consistent)
   }
 }
 
+#define COSINE                                                                 \
+  "scheduler={\"type\": \"WarmupCosineLR\", \"params\": "                      \
+  "{\"total_num_steps\": 2000}}"
+
 /* Every key's default may be written down: it changes nothing. */
 Test(config_table, defaults_may_be_given)
 {
@@ -320,6 +330,7 @@ Test(config_table, defaults_may_be_given)
     char assignment[256];
     mz_config_t *config = NULL;
     bool params = strncmp(key->path, "scheduler.params.", 17) == 0;
+    bool warmup = mz_key_fits_schedule(key, MZ_SCHED_WARMUP);
 
     if (!mz_key_has_default(key)) continue;
     snprintf(assignment, sizeof assignment, "%s=%s", key->path, key->fallback);
@@ -327,7 +338,9 @@ Test(config_table, defaults_may_be_given)
     if (key->hooks) continue;
 #endif
     cr_expect_eq(LOAD(&config, "moe.num_experts=1",
-                      params ? "scheduler.type=WarmupLR" : "comm.thread=true",
+                      params && warmup ? "scheduler.type=WarmupLR"
+                      : params         ? COSINE
+                                       : "comm.thread=true",
                       assignment),
                  MZ_OK, "%s: %s", assignment, mz_error_last());
     mz_config_destroy(&config);

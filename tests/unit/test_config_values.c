@@ -401,6 +401,69 @@ Test(config_scheduler, warm_up_ends_at_the_rate_of_the_optimizer)
           "at least 1");
 }
 
+#define SCHEDULE(type, params)                                                 \
+  "scheduler={\"type\": \"" type "\", \"params\": {" params "}}"
+
+Test(config_scheduler, decay_and_cosine_need_their_last_step)
+{
+  mz_config_t *config = NULL;
+
+  REFUSED(SCHEDULE("WarmupDecayLR", ""),
+          "scheduler.params.total_num_steps: required");
+  REFUSED(SCHEDULE("WarmupCosineLR", ""),
+          "scheduler.params.total_num_steps: required");
+  config = load(SCHEDULE("WarmupCosineLR",
+                         "\"total_num_steps\": 1000, \"cos_min_ratio\": 0.5"));
+  cr_expect_eq(mz_config_num_notes(config), 0);
+  cr_expect_eq(mz_config_values(config)->scheduler.total_num_steps, 1000);
+  cr_expect_eq(mz_config_values(config)->scheduler.warmup_min_ratio, 0);
+  cr_expect_eq(mz_config_values(config)->scheduler.cos_min_ratio, 0.5);
+  mz_config_destroy(&config);
+  config = load(SCHEDULE("WarmupDecayLR", "\"total_num_steps\": 999"));
+  cr_assert_eq(mz_config_num_notes(config), 1);
+  cr_expect_str_eq(mz_config_note(config, 0),
+                   "scheduler.params.total_num_steps: 999 is less than "
+                   "warmup_num_steps 1000: the rate falls at once after the "
+                   "warm-up");
+  mz_config_destroy(&config);
+}
+
+Test(config_scheduler, parameters_of_another_type_are_refused)
+{
+  REFUSED(SCHEDULE("WarmupLR", "\"total_num_steps\": 10"),
+          "scheduler.params.total_num_steps: scheduler.type WarmupLR has no "
+          "such parameter");
+  REFUSED(SCHEDULE("WarmupCosineLR",
+                   "\"total_num_steps\": 10, \"warmup_max_lr\": 1"),
+          "scheduler.params.warmup_max_lr: scheduler.type WarmupCosineLR has "
+          "no such parameter");
+}
+
+/* DeepSpeed's defaults differ between its two classes. */
+Test(config_scheduler, decay_starts_from_its_own_rate_unless_null)
+{
+  static const struct {
+    const char *params;
+    double rate;
+  } rows[] = {
+      {SCHEDULE("WarmupDecayLR", "\"total_num_steps\": 2000"), 1e-3},
+      {SCHEDULE("WarmupDecayLR",
+                "\"total_num_steps\": 2000, \"warmup_max_lr\": null"),
+       0.25},
+      {SCHEDULE("WarmupLR", ""), 0.25},
+  };
+
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    mz_config_t *config = NULL;
+
+    cr_assert_eq(LOAD(&config, "optimizer.params.lr=0.25", rows[i].params),
+                 MZ_OK, "%s", mz_error_last());
+    cr_expect_eq(mz_config_values(config)->scheduler.warmup_max_lr,
+                 rows[i].rate, "row %zu", i);
+    mz_config_destroy(&config);
+  }
+}
+
 #ifdef MZ_TEST_HOOKS
 Test(config_debug, hooks_are_read)
 {
