@@ -210,7 +210,14 @@ mz_status_t mz_key_refuse_at(const char *path, const json_t *value,
                              const char *form);
 mz_status_t mz_key_refuse(const mz_key_t *key, const json_t *value);
 
-/* Functions of HAND rows (lists.c, moe.c). */
+/** Reads a list of two numbers from 0 to below 1. @return whether it is one. */
+bool mz_key_betas(const json_t *value, double *beta1_out, double *beta2_out);
+
+/* Functions of HAND rows (lists.c, moe.c, param_groups.c). */
+mz_status_t mz_key_read_param_groups(const mz_key_t *key, const json_t *value,
+                                     mz_config_values_t *values);
+json_t *mz_key_write_param_groups(const mz_key_t *key,
+                                  const mz_config_values_t *values);
 mz_status_t mz_key_read_paths(const mz_key_t *key, const json_t *value,
                               mz_config_values_t *values);
 json_t *mz_key_write_paths(const mz_key_t *key,

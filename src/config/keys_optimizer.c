@@ -63,11 +63,24 @@ static const mz_key_t rows[] = {
     MZ_REAL(O "eps", optimizer.eps, "1e-8", 0, INFINITY,
             "Added to the root of the second mean"),
     MZ_REAL(O "weight_decay", optimizer.weight_decay, "0.0", 0, INFINITY,
-            "Decay of matrices; biases and norms have none"),
+            "Decay of matrices; biases and norms have none (see "
+            "optimizer.param_groups)"),
     MZ_BOOL(O "bias_correction", optimizer.bias_correction, "true",
             "The means are corrected for their start at 0"),
     MZ_BOOL(O "adam_w_mode", optimizer.adam_w_mode, "true",
             "Decoupled decay; false (type Adam only): added to the gradient"),
+    MZ_HAND("optimizer.param_groups", MZ_NO_FIELD, "[]",
+            "a list of at most 64 entries {\"pattern\": glob, \"experts\": "
+            "true or false, \"lr\": r, \"betas\": [b1, b2], \"eps\": e, "
+            "\"weight_decay\": w}",
+            mz_key_read_param_groups, mz_key_write_param_groups,
+            "Numbers of their own for tensors whose name the pattern (as of a "
+            "shell; default *) matches, with experts only those inside (true) "
+            "or outside (false) of experts. The first entry that matches wins; "
+            "what it leaves out comes from optimizer.params, for biases and "
+            "norms the decay 0. A schedule scales lr like that of "
+            "optimizer.params: the rate of a step is the schedule's value * lr "
+            "/ optimizer.params.lr"),
     MZ_NOTED(O "torch_adam", BOOL, "false", "one implementation of Adam"),
     MZ_FIXED(O "fp32_optimizer_states", BOOL, "true",
              "the optimizer's state is fp32"),

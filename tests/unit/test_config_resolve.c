@@ -212,6 +212,9 @@ Test(config_json, reads_back_to_the_same_values)
            "optimizer.type=Adam", "optimizer.params.adam_w_mode=false",
            "optimizer.params.lr=3e-4", "optimizer.params.betas=[0.1, 0.95]",
            "scheduler.type=WarmupLR", "scheduler.params.warmup_num_steps=7",
+           "optimizer.param_groups=[{\"pattern\": \"h.*\", \"experts\": true, "
+           "\"lr\": 0.1, \"betas\": [0.1, 0.7]}, {\"experts\": false, "
+           "\"eps\": 1e-7, \"weight_decay\": 0.3}, {\"lr\": 0}]",
            "steps_per_print=3", "zero_optimization.stage=3",
            "zero_optimization.stage3_max_live_parameters=12345678901",
            "data.train=[\"a \\\"b\", {\"path\": \"c\", \"weight\": 0.7}]",

@@ -401,6 +401,51 @@ Test(config_scheduler, warm_up_ends_at_the_rate_of_the_optimizer)
           "at least 1");
 }
 
+#define GROUPS "optimizer.param_groups="
+
+Test(config_param_groups, entries_are_read)
+{
+  mz_config_t *config =
+      load(GROUPS "[{\"pattern\": \"*bias\", \"experts\": true, \"lr\": 1e-4}, "
+                  "{\"experts\": false, \"betas\": [0.5, 0.75], \"eps\": 2, "
+                  "\"weight_decay\": 0}]");
+  const mz_optimizer_config_t *o = &mz_config_values(config)->optimizer;
+
+  cr_assert_eq(o->num_groups, 2);
+  cr_expect_str_eq(o->groups[0].pattern, "*bias");
+  cr_expect_eq(o->groups[0].which, MZ_EXPERTS_ONLY);
+  cr_expect_eq(o->groups[0].hyper.gives, MZ_GIVES_LR);
+  cr_expect_eq(o->groups[0].hyper.lr, 1e-4);
+  cr_expect_str_eq(o->groups[1].pattern, "*");
+  cr_expect_eq(o->groups[1].which, MZ_DENSE_ONLY);
+  cr_expect_eq(o->groups[1].hyper.gives,
+               MZ_GIVES_BETAS | MZ_GIVES_EPS | MZ_GIVES_WEIGHT_DECAY);
+  cr_expect_eq(o->groups[1].hyper.beta1, 0.5);
+  cr_expect_eq(o->groups[1].hyper.beta2, 0.75);
+  cr_expect_eq(o->groups[1].hyper.eps, 2);
+  mz_config_destroy(&config);
+}
+
+Test(config_param_groups, bad_entries_are_refused_by_place)
+{
+  REFUSED(GROUPS "[{}, {\"lr\": -1}]",
+          "optimizer.param_groups[1].lr: found -1, allowed: a number of at "
+          "least 0");
+  REFUSED(GROUPS "[{\"betas\": [0.9, 1]}]",
+          "optimizer.param_groups[0].betas: found [0.9, 1], allowed: a list of "
+          "two numbers from 0 to below 1");
+  REFUSED(GROUPS "[{\"experts\": 1}]",
+          "optimizer.param_groups[0].experts: found 1, allowed: true or false");
+  REFUSED(GROUPS "[{\"pattern\": \"\"}]",
+          "optimizer.param_groups[0].pattern: found \"\", allowed: a string of "
+          "1 to 95 bytes");
+  REFUSED(GROUPS "[{\"params\": 1}]",
+          "optimizer.param_groups[0].params: unknown key; an entry has "
+          "pattern, experts, lr, betas, eps, weight_decay");
+  REFUSED(GROUPS "[3]",
+          "optimizer.param_groups[0]: found 3, allowed: an object");
+}
+
 #define SCHEDULE(type, params)                                                 \
   "scheduler={\"type\": \"" type "\", \"params\": {" params "}}"
 
