@@ -190,7 +190,8 @@ static mz_status_t run_job(job_t *job)
   MZ_TRY(start_up(job));
   if (job->options->command == COMMAND_CHECK) {
     if (job->rank == 0)
-      report_layers(job->decl, mz_engine_plan(job->engine)->max_tokens);
+      report_layers(job->decl, mz_engine_plan(job->engine)->max_tokens,
+                    mz_engine_plan(job->engine)->opts.sequence_length);
     if (job->rank == 0) puts("check: the start-up checks passed");
     return MZ_OK;
   }

@@ -362,6 +362,40 @@ static void large_and_odd_elements(mz_comm_t *comm)
   }
 }
 
+/* Blocks beyond element 2^31 of a buffer of which few pages are touched. */
+static void far_displacements(mz_comm_t *comm)
+{
+  static const int64_t far = ((int64_t)1 << 31) + 5;
+  int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
+  int64_t counts[MAX_RANKS], displs[MAX_RANKS];
+  uint8_t *send = calloc((size_t)far + MAX_RANKS, 1);
+  uint8_t *recv = calloc((size_t)far + MAX_RANKS, 1);
+  mz_ticket_t ticket;
+
+  if (!send || !recv) give_up();
+  for (int r = 0; r < size; r++) {
+    counts[r] = 1;
+    displs[r] = r % 2 ? r : far + r;
+    send[displs[r]] = (uint8_t)value_of(1, rank, r, 0);
+  }
+  MUST(mz_comm_post(comm, MZ_LANE_BULK,
+                    &(mz_msg_t){.kind = MZ_MSG_EXCHANGE,
+                                .element_bytes = 1,
+                                .send = send,
+                                .recv = recv,
+                                .send_counts = counts,
+                                .send_displs = displs,
+                                .recv_counts = counts,
+                                .recv_displs = displs,
+                                .bound = far + size},
+                    &ticket));
+  MUST(mz_comm_wait(comm, ticket));
+  for (int r = 0; r < size; r++)
+    CHECK(recv[displs[r]] == (uint8_t)value_of(1, r, rank, 0));
+  free(recv);
+  free(send);
+}
+
 static void small_collectives(mz_comm_t *comm)
 {
   int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
@@ -498,9 +532,10 @@ static void refused_options(void)
 static void run_cases(MPI_Comm world, const mz_comm_opts_t *opts)
 {
   static void (*const cases[])(mz_comm_t *) = {
-      one_at_a_time,  many_in_two_lanes,      full_ring,
-      late_bound,     large_and_odd_elements, small_collectives,
-      refused_groups, refused_messages,       names_and_position};
+      one_at_a_time,     many_in_two_lanes,      full_ring,
+      late_bound,        large_and_odd_elements, far_displacements,
+      small_collectives, refused_groups,         refused_messages,
+      names_and_position};
 
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mz_comm_t *comm = NULL;
