@@ -11,7 +11,11 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-enum { NEVER = INT32_MAX };
+enum {
+  NEVER = INT32_MAX,
+  MOST_AHEAD = 32 /* stays posted ahead: half of the queue's ring, so that a
+                     post does not wait for what is needed much later */
+};
 
 /* A set while the items pass by. */
 typedef struct holder {
@@ -224,7 +228,7 @@ static int32_t room_from(const keeper_t *k, const mz_stay_t *stay, int32_t item)
 
 /* Stays are posted in their order: at their first item, or before it as far as
  * the live limit and the prefetch bucket (elements posted for later items)
- * allow. */
+ * allow, MOST_AHEAD at once. */
 static void place_posts(keeper_t *k)
 {
   mz_sketch_t *s = k->s;
@@ -240,7 +244,9 @@ static void place_posts(keeper_t *k)
 
       stay->post = i;
       if (stay->first == i) continue;
-      if (ahead + size > k->opts->prefetch_bucket_size) break;
+      if (ahead + size > k->opts->prefetch_bucket_size ||
+          next - begun >= MOST_AHEAD)
+        break;
       if (from < 0) from = room_from(k, stay, i);
       if (from > i) break;
       ahead += size;

@@ -114,7 +114,7 @@ static int64_t gathers(const mz_plan_t *plan, mz_walk_t walk)
  * what was posted ahead stays within the limits, and the peak is as planned. */
 static void check_walk(const mz_plan_t *p, mz_walk_t walk, int64_t *peak)
 {
-  bool ready[MAX_BLOCKS] = {false};
+  bool ready[MANY / U] = {false};
   int64_t live = 0, posted = 0;
 
   for (int32_t i = 0; i < p->num_ops[walk]; i++) {
@@ -287,6 +287,18 @@ Test(stays, as_many_blocks_are_posted_ahead_as_bucket_and_limit_allow)
     check_plan(plan);
     mz_plan_destroy(&plan);
   }
+  mz_decl_destroy(&decl);
+}
+
+/* The queue holds 64 messages: more would make the post wait. */
+Test(stays, at_most_32_are_posted_ahead)
+{
+  mz_decl_t *decl = declare_stack(40);
+  mz_plan_t *plan = make_plan(decl, MANY, MANY, MANY);
+
+  cr_expect_eq(posted_first(plan), 33, "%d", posted_first(plan));
+  check_plan(plan);
+  mz_plan_destroy(&plan);
   mz_decl_destroy(&decl);
 }
 
