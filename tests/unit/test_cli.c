@@ -285,7 +285,7 @@ Test(cli, plan_of_many_ranks_needs_no_mpi)
            "--set moe.ep_size=4 --set zero_optimization.stage=3",
            folder);
   cr_assert_eq(command(arguments), 0, "%s", output);
-  cr_assert(strstr(output, "plan of rank 0 of 512: stage 3"), "%s", output);
+  cr_assert(strstr(output, "plan of rank 0 of 512: ZeRO stage 3"), "%s", output);
   cr_assert(strstr(output, "edp4"), "%s", output);
 }
 
@@ -296,7 +296,7 @@ Test(cli, plan_that_does_not_fit_exits_3)
   snprintf(arguments, sizeof arguments,
            "plan %s/c.json --ranks 1 --device-memory 64KiB", folder);
   cr_assert_eq(command(arguments), 3, "%s", output);
-  cr_assert(strstr(output, "--device-memory is 0.000 GiB"), "%s", output);
+  cr_assert(strstr(output, "the device has 0.000 GiB"), "%s", output);
 }
 
 Test(cli, config_lists_every_key)
@@ -307,3 +307,27 @@ Test(cli, config_lists_every_key)
   cr_assert_eq(command("--help"), 0);
   cr_assert(strstr(output, "usage: mpirun"), "%s", output);
 }
+
+#ifdef MZ_TEST_HOOKS
+Test(cli, a_failure_of_one_rank_ends_all_with_rank_step_and_cause)
+{
+  cr_assert_eq(train(4, "--set debug.fault=oom:rank2:step3"), 1, "%s", output);
+  cr_assert(strstr(output, "gpt_moe: rank 2: step 3: no memory"), "%s", output);
+  cr_assert_eq(times("gpt_moe: "), 1, "%s", output);
+}
+
+Test(cli, a_killed_rank_ends_the_job)
+{
+  cr_assert_neq(train(4, "--set debug.fault=exit:rank3:step2"), 0);
+  cr_assert(strstr(output, "rank 3"), "%s", output);
+}
+
+Test(cli, a_late_rank_is_named_and_the_job_ended)
+{
+  cr_assert_eq(train(2, "--set debug.fault=stall:rank1:step2 "
+                        "--set train.watchdog_s=2"),
+               1, "%s", output);
+  cr_assert(strstr(output, "gpt_moe: rank 1 is late"), "%s", output);
+  cr_assert(strstr(output, "rank 0 ends the job in step 2"), "%s", output);
+}
+#endif
