@@ -115,8 +115,8 @@ static mz_status_t check_files(mz_ckpt_t *c)
     MZ_REQUIRE(stat(path, &info) == 0, MZ_ERR_IO, "%s: missing: %s", path,
                strerror(errno));
     if (info.st_size == c->rows[i].bytes) continue;
-    if (info.st_size > c->rows[i].bytes)
-      MZ_TRY(mz_index_read_rank_file(c, i, places));
+    if (mz_index_read_rank_file(c, i, places) == MZ_ERR_DATA)
+      return MZ_TRACE(MZ_ERR_DATA);
     MZ_FAIL(MZ_ERR_DATA,
             "%s: %s: it has %" PRId64 " bytes, %" PRId64 " were written", path,
             info.st_size < c->rows[i].bytes ? "truncated" : "changed",
