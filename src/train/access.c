@@ -82,7 +82,6 @@ void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
   mz_share_t share = part == MZ_PART_GRADS ? MZ_SHARE_OWNED : MZ_SHARE_UPDATED;
   const mz_segment_t *s = find_segment(engine, share, tensor);
 
-  MZ_TRY(check_part(engine, part));
   if (s)
     memcpy(mz_zero_segment(engine->zero, s, part), values + s->tensor_offset,
            (size_t)s->length * sizeof *values);
@@ -91,6 +90,7 @@ void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
 mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
                             mz_tensor_part_t part, const float *values)
 {
+  MZ_TRY(check_part(engine, part));
   mz_engine_put(engine, tensor, part, values);
   return part == MZ_PART_WEIGHTS ? MZ_TRACE(mz_engine_publish(engine)) : MZ_OK;
 }

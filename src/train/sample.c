@@ -10,8 +10,8 @@ mz_status_t mz_sample_check(const mz_sample_opts_t *opts)
 {
   MZ_REQUIRE(isfinite(opts->temperature) && opts->temperature >= 0, MZ_ERR_ARG,
              "temperature %g: need a number of at least 0", opts->temperature);
-  MZ_REQUIRE(opts->top_p > 0 && opts->top_p <= 1, MZ_ERR_ARG,
-             "top_p %g: need a number above 0 and at most 1", opts->top_p);
+  MZ_REQUIRE(opts->top_p >= 0 && opts->top_p <= 1, MZ_ERR_ARG,
+             "top_p %g: need a number from 0 to 1", opts->top_p);
   return MZ_OK;
 }
 
@@ -56,7 +56,7 @@ mz_status_t mz_sample(const mz_sample_opts_t *opts, int32_t vocab_size,
                       const float *logits, double u, mz_choice_t *scratch,
                       int32_t *token_out)
 {
-  int32_t best, kept, at = 0;
+  int32_t best = 0, kept, at = 0;
   double sum = 0, below;
 
   MZ_TRY(find_largest(logits, vocab_size, &best));

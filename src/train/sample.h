@@ -5,8 +5,8 @@
  * Temperature 0 takes the largest logit, of equal ones the lowest id. Otherwise
  * p = softmax(logits / temperature) in fp64, cut to the nucleus (Holtzman et
  * al. 2020, arXiv:1904.09751, sec. 3.1): tokens in order of falling p, equal
- * ones by id, the fewest whose p sum to top_p at least. Among them the token is
- * the first whose running sum is above u times the sum of the nucleus.
+ * ones by id, the fewest, one at least, whose p sum to top_p. Among them the
+ * token is the first whose running sum is above u times the nucleus' sum.
  */
 #ifndef MZ_TRAIN_SAMPLE_H
 #define MZ_TRAIN_SAMPLE_H
@@ -16,7 +16,7 @@
 
 typedef struct mz_sample_opts {
   double temperature; /* finite, >= 0 */
-  double top_p;       /* in (0, 1] */
+  double top_p;       /* in [0, 1] */
 } mz_sample_opts_t;
 
 /** Scratch: a token and its weight. */
