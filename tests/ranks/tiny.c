@@ -22,16 +22,22 @@ static const char text[] =
     "\"zero_optimization\": {\"stage\": 0, "
     "\"stage3_param_persistence_threshold\": 100}}";
 
-mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
-                        tiny_t *tiny_out)
+mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
+                        mz_config_t **config_out)
 {
   int size;
 
+  MPI_Comm_size(comm, &size);
+  MZ_TRY(mz_config_parse(text, "TINY", assignments, num, config_out));
+  return MZ_TRACE(mz_config_resolve(*config_out, size));
+}
+
+mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
+                        tiny_t *tiny_out)
+{
   memset(tiny_out, 0, sizeof *tiny_out);
   tiny_out->comm = comm;
-  MPI_Comm_size(comm, &size);
-  MZ_TRY(mz_config_parse(text, "TINY", assignments, num, &tiny_out->config));
-  MZ_TRY(mz_config_resolve(tiny_out->config, size));
+  MZ_TRY(tiny_config(assignments, num, comm, &tiny_out->config));
   MZ_TRY(mz_decl_create(&tiny_out->decl));
   MZ_TRY(mz_gpt_declare(mz_config_values(tiny_out->config), tiny_out->decl));
   return MZ_TRACE(mz_engine_create(tiny_out->config, tiny_out->decl, comm,
