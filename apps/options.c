@@ -142,7 +142,7 @@ static mz_status_t read_option(reader_t *r, const char *word)
                                        "--out", "--ranks", "--device-memory"};
   static const char *const later[] = {"--resume", "--init-from", "--from",
                                       "--prompt", "--fit"};
-  const char *value = NULL;
+  const char *value = "";
 
   for (size_t i = 0; i < sizeof valued / sizeof valued[0]; i++)
     if (is_option(word, valued[i])) {

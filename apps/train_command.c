@@ -105,7 +105,7 @@ static mz_status_t open_folder(job_t *job)
   } else {
     MZ_REQUIRE(strlen(job->options->out) < sizeof path, MZ_ERR_CONFIG,
                "--out: a path of %zu bytes", strlen(job->options->out));
-    strcpy(path, job->options->out);
+    snprintf(path, sizeof path, "%s", job->options->out);
   }
   if (job->rank == 0) st = mz_folder_open(path, 0, metrics, &job->folder);
   MZ_TRY(mz_comm_agree(job->control, st));
