@@ -22,6 +22,11 @@ const char options_help[] =
     "  --data PATH             the same as --set data.train=PATH\n"
     "  --steps N               the same as --set train.steps=N\n"
     "  --out DIR               the run's folder (default runs/<time>)\n"
+    "  --resume auto|DIR       go on from a checkpoint; auto: from the newest "
+    "of --out,\n"
+    "                          or start if there is none\n"
+    "  --init-from PATH        weights of a checkpoint or of a file of "
+    "h5-gather\n"
     "  --ranks N               plan: ranks of the run\n"
     "  --device-memory 80GiB   plan: exit 3 if a rank needs more\n"
     "  --json                  print JSON instead of lines and tables\n"
@@ -126,6 +131,11 @@ static mz_status_t read_valued(reader_t *r, const char *name, const char *value)
     MZ_REQUIRE(*value, MZ_ERR_CONFIG, "--out needs a folder");
     return MZ_OK;
   }
+  if (strcmp(name, "--resume") == 0 || strcmp(name, "--init-from") == 0) {
+    *(name[2] == 'r' ? &o->resume : &o->init_from) = value;
+    MZ_REQUIRE(*value, MZ_ERR_CONFIG, "%s needs a path", name);
+    return MZ_OK;
+  }
   if (strcmp(name, "--data") == 0) return assign(r, "data.train=", value, true);
   if (strcmp(name, "--steps") == 0)
     return assign(r, "train.steps=", value, false);
@@ -138,10 +148,10 @@ static mz_status_t read_valued(reader_t *r, const char *name, const char *value)
 
 static mz_status_t read_option(reader_t *r, const char *word)
 {
-  static const char *const valued[] = {"--set", "--data",  "--steps",
-                                       "--out", "--ranks", "--device-memory"};
-  static const char *const later[] = {"--resume", "--init-from", "--from",
-                                      "--prompt", "--fit"};
+  static const char *const valued[] = {
+      "--set",   "--data",          "--steps",  "--out",
+      "--ranks", "--device-memory", "--resume", "--init-from"};
+  static const char *const later[] = {"--from", "--prompt", "--fit"};
   const char *value = "";
 
   for (size_t i = 0; i < sizeof valued / sizeof valued[0]; i++)
@@ -198,6 +208,12 @@ static mz_status_t check_options(reader_t *r)
     REFUSE("gpt_moe plan needs --ranks N");
   if (o->command != COMMAND_PLAN && (o->ranks || o->device_bytes))
     REFUSE("--ranks and --device-memory belong to gpt_moe plan");
+  if (o->command != COMMAND_TRAIN && (o->resume || o->init_from))
+    REFUSE("--resume and --init-from belong to training");
+  if (o->resume && o->init_from)
+    REFUSE("--resume and --init-from exclude each other");
+  if (o->resume && strcmp(o->resume, "auto") == 0 && !o->out)
+    REFUSE("--resume auto needs --out: the folder of the run to go on with");
   return MZ_OK;
 }
 

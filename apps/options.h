@@ -21,7 +21,9 @@ typedef struct options {
   const char *config; /* path; borrowed from argv */
   char **assignments; /* [num_assignments] "key=value" in the order given */
   int num_assignments;
-  const char *out; /* NULL: runs/<time> */
+  const char *out;       /* NULL: runs/<time> */
+  const char *resume;    /* "auto", a checkpoint, or NULL */
+  const char *init_from; /* NULL: initial weights by the seed */
   bool json;
   int ranks;            /* of plan */
   int64_t device_bytes; /* of plan; 0: not given */

@@ -9,7 +9,9 @@
 #include "model/gpt.h"
 #include "plan/plan.h"
 #include "train/folder.h"
+#include "train/metrics.h"
 #include "train/run.h"
+#include "train/save.h"
 
 #include <limits.h>
 #include <mpi.h>
@@ -29,6 +31,7 @@ typedef struct job {
   mz_feed_t *feed;
   mz_engine_t *engine;
   mz_folder_t folder;
+  char save_dir[PATH_MAX];
 } job_t;
 
 /* What every rank finds by itself keeps its message as it is; what only some
@@ -96,6 +99,7 @@ static mz_status_t open_data(job_t *job)
 static mz_status_t open_folder(job_t *job)
 {
   const char *metrics = mz_config_values(job->config)->monitor_jsonl;
+  bool keep = job->options->resume != NULL;
   char path[PATH_MAX] = "";
   mz_status_t st = MZ_OK;
 
@@ -107,10 +111,10 @@ static mz_status_t open_folder(job_t *job)
                "--out: a path of %zu bytes", strlen(job->options->out));
     snprintf(path, sizeof path, "%s", job->options->out);
   }
-  if (job->rank == 0) st = mz_folder_open(path, 0, metrics, &job->folder);
+  if (job->rank == 0) st = mz_folder_open(path, 0, metrics, keep, &job->folder);
   MZ_TRY(mz_comm_agree(job->control, st));
   if (job->rank > 0)
-    st = mz_folder_open(path, job->rank, metrics, &job->folder);
+    st = mz_folder_open(path, job->rank, metrics, keep, &job->folder);
   MZ_TRY(mz_comm_agree(job->control, st));
   mz_feed_set_log(job->feed, job->folder.log);
   return MZ_OK;
@@ -135,11 +139,72 @@ static void say(void *ctx, const char *line)
   fflush(stdout);
 }
 
+static void note(void *ctx, const char *line)
+{
+  const job_t *job = ctx;
+
+  fprintf(job->folder.log, "%s\n", line);
+  if (job->rank == 0 && !job->options->json) say(NULL, line);
+}
+
+/* The checkpoint to resume from, as rank 0 sees it; "": there is none yet. */
+static mz_status_t find_resume(job_t *job, char path[PATH_MAX])
+{
+  char latest[PATH_MAX + 8];
+
+  snprintf(path, PATH_MAX, "%s", job->options->resume);
+  if (strcmp(path, "auto") != 0) return MZ_OK;
+  snprintf(path, PATH_MAX, "%s", job->save_dir);
+  snprintf(latest, sizeof latest, "%s/latest", path);
+  if (access(latest, F_OK) != 0) path[0] = '\0';
+  return MZ_TRACE(mz_comm_broadcast(job->control, path, PATH_MAX, 0));
+}
+
+static mz_status_t resume(job_t *job)
+{
+  char path[PATH_MAX], line[PATH_MAX + 64];
+  int64_t step;
+  mz_status_t st = MZ_OK;
+
+  MZ_TRY(find_resume(job, path));
+  if (path[0])
+    MZ_TRY(mz_save_resume(job->engine, job->config, path, note, job));
+  step = mz_engine_steps(job->engine);
+  if (path[0])
+    snprintf(line, sizeof line, "resumed from %s at step %" PRId64, path, step);
+  else
+    snprintf(line, sizeof line, "no checkpoint in %s yet: starting",
+             job->save_dir);
+  note(job, line);
+  if (job->folder.metrics) st = mz_metrics_cut(job->folder.metrics, step);
+  return MZ_TRACE(mz_comm_agree(job->control, st));
+}
+
+/* Where the run begins, and where its saves go. */
+static mz_status_t set_state(job_t *job)
+{
+  const mz_checkpoint_config_t *c = &mz_config_values(job->config)->checkpoint;
+  bool inside = c->dir[0] != '/';
+  int bytes =
+      snprintf(job->save_dir, sizeof job->save_dir, "%s%s%s",
+               inside ? job->folder.path : "", inside ? "/" : "", c->dir);
+
+  MZ_REQUIRE(bytes < (int)sizeof job->save_dir, MZ_ERR_CONFIG,
+             "checkpoint.dir: a path of %d bytes", bytes);
+  if (job->options->resume) MZ_TRY(resume(job));
+  if (job->options->init_from)
+    MZ_TRY(mz_save_init_from(job->engine, job->options->init_from));
+  if (c->save_interval == 0) return MZ_OK;
+  return MZ_TRACE(
+      mz_save_check(job->engine, job->save_dir, mz_engine_steps(job->engine)));
+}
+
 static mz_status_t train(job_t *job)
 {
   mz_run_opts_t opts = {.config = job->config,
                         .engine = job->engine,
                         .feed = job->feed,
+                        .save_dir = job->save_dir,
                         .metrics = job->folder.metrics,
                         .log = job->folder.log};
   mz_run_result_t result;
@@ -196,6 +261,7 @@ static mz_status_t run_job(job_t *job)
     return MZ_OK;
   }
   MZ_TRY(open_folder(job));
+  MZ_TRY(set_state(job));
   MZ_TRY(write_record(job));
   MZ_REQUIRE(pthread_create(&positions, NULL, tell_positions,
                             mz_engine_comm(job->engine)) == 0,

@@ -187,6 +187,16 @@ static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
   r->moes = e->results;
 }
 
+/* Adds its number to the error that ended a step. */
+static mz_status_t name_step(const mz_engine_t *e, mz_status_t status)
+{
+  char text[1024];
+
+  if (status == MZ_OK) return MZ_OK;
+  snprintf(text, sizeof text, "%s", mz_error_message());
+  MZ_FAIL(status, "step %" PRId64 ": %s", e->steps + 1, text);
+}
+
 mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                            mz_step_result_t *result_out)
 {
@@ -200,9 +210,10 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
-  MZ_TRY(run_step(engine, data));
+  MZ_TRY(name_step(engine, run_step(engine, data)));
   if (mz_update_worst(engine) != MZ_OK || engine->status != MZ_OK)
-    return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
+    return MZ_TRACE(
+        name_step(engine, mz_comm_agree(engine->comm, engine->status)));
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;
@@ -281,6 +292,8 @@ static mz_status_t create_tables(mz_engine_t *e)
     e->scalars_counts[r] = MZ_PLAN_SCALARS;
     e->scalars_displs[r] = r * MZ_PLAN_SCALARS;
   }
+  MZ_TRY(mz_new(e->decl->num_tensors, "marks of tensors", &e->gathered));
+  MZ_TRY(mz_update_make_groups(e));
   return MZ_TRACE(mz_routing_create(e));
 }
 
@@ -379,6 +392,9 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_free(e->buffers);
   mz_free(e->tickets);
   mz_free(e->scalars_counts);
+  mz_free(e->groups);
+  mz_free(e->lr_ratio);
+  mz_free(e->gathered);
   mz_free(e);
   *engine = NULL;
 }

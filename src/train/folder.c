@@ -7,7 +7,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <stdbool.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -52,13 +51,13 @@ static mz_status_t path_in(const mz_folder_t *folder, const char *name,
 }
 
 static mz_status_t open_file(const mz_folder_t *folder, const char *name,
-                             FILE **out)
+                             bool keep, FILE **out)
 {
   char path[PATH_MAX];
 
   MZ_TRY(path_in(folder, name, path));
   MZ_TRY(make_folders(path, false));
-  *out = fopen(path, "w");
+  *out = fopen(path, keep ? "a+" : "w");
   MZ_REQUIRE(*out, MZ_ERR_IO, "%s: %s", path, strerror(errno));
   return MZ_OK;
 }
@@ -81,7 +80,7 @@ static mz_status_t take_lock(mz_folder_t *folder)
 }
 
 mz_status_t mz_folder_open(const char *path, int rank, const char *metrics_name,
-                           mz_folder_t *folder_out)
+                           bool keep, mz_folder_t *folder_out)
 {
   mz_folder_t folder = {.lock = -1};
   char log[32];
@@ -93,9 +92,10 @@ mz_status_t mz_folder_open(const char *path, int rank, const char *metrics_name,
   MZ_TRY_GOTO(st, make_folders(path, true), done);
   if (rank == 0) {
     MZ_TRY_GOTO(st, take_lock(&folder), done);
-    MZ_TRY_GOTO(st, open_file(&folder, metrics_name, &folder.metrics), done);
+    MZ_TRY_GOTO(st, open_file(&folder, metrics_name, keep, &folder.metrics),
+                done);
   }
-  MZ_TRY_GOTO(st, open_file(&folder, log, &folder.log), done);
+  MZ_TRY_GOTO(st, open_file(&folder, log, keep, &folder.log), done);
   *folder_out = folder;
   folder = (mz_folder_t){.lock = -1};
 done:
@@ -113,7 +113,7 @@ mz_status_t mz_folder_write(const mz_folder_t *folder, const char *name,
   snprintf(part_name, sizeof part_name, "%s.part", name);
   MZ_TRY(path_in(folder, name, path));
   MZ_TRY(path_in(folder, part_name, part));
-  MZ_TRY(open_file(folder, part_name, &file));
+  MZ_TRY(open_file(folder, part_name, false, &file));
   fputs(text, file);
   good = fflush(file) == 0;
   good = fclose(file) == 0 && good;

@@ -8,6 +8,7 @@
 #define MZ_TRAIN_FOLDER_H
 
 #include <moezero/status.h>
+#include <stdbool.h>
 #include <stdio.h>
 
 typedef struct mz_folder {
@@ -22,14 +23,16 @@ void mz_folder_name(char *text, size_t text_bytes);
 
 /**
  * Makes the folder and those above it where they are missing, and opens its
- * files; rank 0 first takes the lock. The metrics start empty.
+ * files; rank 0 first takes the lock.
+ * @param keep  Metrics and logs go on behind what is there; else they start
+ * empty.
  * @param metrics_name  A path under the folder.
  * @param[out] folder_out  Closed and empty after any error.
  * @return MZ_OK, MZ_ERR_IO (message: path and reason, or that another process
  * holds the lock), MZ_ERR_NOMEM.
  */
 mz_status_t mz_folder_open(const char *path, int rank, const char *metrics_name,
-                           mz_folder_t *folder_out);
+                           bool keep, mz_folder_t *folder_out);
 
 /** Writes @p text as DIR/@p name, replacing it by rename. */
 mz_status_t mz_folder_write(const mz_folder_t *folder, const char *name,

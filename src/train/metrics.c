@@ -6,7 +6,9 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOES_SHOWN = 4 };
 
@@ -94,6 +96,30 @@ mz_status_t mz_metrics_write_eval(FILE *file, int64_t step, double eval_loss,
 }
 
 /* The most routed expert over the mean; 1 when nothing was routed. */
+mz_status_t mz_metrics_cut(FILE *file, int64_t step)
+{
+  char *line = NULL;
+  size_t room = 0;
+  ssize_t bytes;
+  int64_t keep = 0;
+  int result;
+
+  rewind(file);
+  while ((bytes = getline(&line, &room, file)) > 0) {
+    int64_t found;
+
+    if (sscanf(line, "{\"step\": %" SCNd64, &found) != 1 || found > step ||
+        line[bytes - 1] != '\n')
+      break;
+    keep += bytes;
+  }
+  free(line);
+  result = fflush(file) == 0 ? ftruncate(fileno(file), keep) : -1;
+  MZ_REQUIRE(result == 0 && fseek(file, 0, SEEK_END) == 0, MZ_ERR_IO,
+             "the metrics: %s", strerror(errno));
+  return MZ_OK;
+}
+
 static double imbalance(const mz_expert_load_t *load)
 {
   int64_t sum = 0, most = 0;

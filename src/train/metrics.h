@@ -54,6 +54,11 @@ mz_status_t mz_metrics_write(FILE *file, const mz_metrics_t *metrics);
 mz_status_t mz_metrics_write_eval(FILE *file, int64_t step, double eval_loss,
                                   int64_t tokens);
 
+/** Drops everything behind the last whole line of step @p step or below: what
+ * a resumed run will do again. @p file reads and appends ("a+").
+ * @return MZ_OK, MZ_ERR_IO. */
+mz_status_t mz_metrics_cut(FILE *file, int64_t step);
+
 /**
  * The progress line without a line end: step, loss, tokens/s, time left, and
  * the expert load: the most routed expert over the mean, for up to four MoE

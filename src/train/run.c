@@ -7,6 +7,7 @@
 #include "plan/plan.h"
 #include "train/hooks.h"
 #include "train/metrics.h"
+#include "train/save.h"
 
 #include <math.h>
 #include <time.h>
@@ -27,7 +28,7 @@ typedef struct loop {
   mz_named_number_t bytes[MZ_NUM_CATEGORIES];
   double line_s, step_s; /* when the last line was said, a step began */
   int64_t line_tokens;   /* since then */
-  int64_t evaluated_step;
+  int64_t evaluated_step, saved_step;
   mz_status_t pending; /* what this rank alone failed at (writing), until the
                           next agreement: the others are on their way */
 } loop_t;
@@ -226,6 +227,31 @@ static mz_status_t dump(const loop_t *loop, mz_tensor_part_t part,
   return MZ_TRACE(mz_hooks_dump(loop->opts->engine, part, folder));
 }
 
+/* A step that the run began with, or has saved, is on disk already. */
+static mz_status_t save(loop_t *loop, int64_t step)
+{
+  const char *dir = loop->opts->save_dir;
+  double start = now_s();
+  char line[512];
+
+  if (!dir || loop->config->checkpoint.save_interval == 0) return MZ_OK;
+  if (loop->saved_step == step) return MZ_OK;
+  MZ_TRY(mz_save_step(loop->opts->engine, loop->opts->config, dir));
+  loop->saved_step = step;
+  snprintf(line, sizeof line, "saved %.400s/global_step%" PRId64 " in %.2f s",
+           dir, step, now_s() - start);
+  tell(loop, line);
+  return MZ_OK;
+}
+
+static mz_status_t save_if_due(loop_t *loop, int64_t step)
+{
+  int64_t every = loop->config->checkpoint.save_interval;
+
+  if (every == 0 || step % every != 0) return MZ_OK;
+  return MZ_TRACE(save(loop, step));
+}
+
 static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
 {
   const mz_train_config_t *train = &loop->config->train;
@@ -249,8 +275,10 @@ static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
       MZ_TRY(dump(loop, MZ_PART_GRADS, loop->config->debug.dump_grads));
     if (train->eval_interval > 0 && r.step % train->eval_interval == 0)
       MZ_TRY(evaluate(loop, r.step, result));
+    MZ_TRY(save_if_due(loop, r.step));
   }
   MZ_TRY(dump(loop, MZ_PART_WEIGHTS, loop->config->debug.dump_full));
+  MZ_TRY(save(loop, result->steps));
   MZ_TRY(evaluate(loop, result->steps, result));
   return MZ_TRACE(agree(loop, MZ_OK, &stop));
 }
@@ -263,7 +291,8 @@ mz_status_t mz_run_train(const mz_run_opts_t *opts, mz_run_result_t *result_out)
                  .comm = mz_engine_comm(opts->engine),
                  .start_s = now_s(),
                  .first_step = mz_engine_steps(opts->engine),
-                 .evaluated_step = -1};
+                 .evaluated_step = -1,
+                 .saved_step = mz_engine_steps(opts->engine)};
   mz_run_result_t result = {.steps = loop.first_step};
   mz_status_t st;
 

@@ -16,9 +16,10 @@ typedef struct mz_run_opts {
   const mz_config_t *config; /* resolved; borrowed, as all below */
   mz_engine_t *engine;
   mz_feed_t *feed;
-  FILE *metrics; /* of rank 0; NULL: no metrics from this rank */
-  FILE *log;     /* of this rank; may be NULL */
-  FILE *json;    /* a second copy of the metrics; may be NULL */
+  const char *save_dir; /* where checkpoints go; NULL: none are saved */
+  FILE *metrics;        /* of rank 0; NULL: no metrics from this rank */
+  FILE *log;            /* of this rank; may be NULL */
+  FILE *json;           /* a second copy of the metrics; may be NULL */
   /** Takes a progress line, without its line end; NULL: none. */
   void (*say)(void *ctx, const char *line);
   void *ctx;
@@ -34,9 +35,10 @@ typedef struct mz_run_result {
 
 /**
  * Trains from mz_engine_steps to train.steps, evaluates every
- * train.eval_interval steps and at the end. Collective.
+ * train.eval_interval steps and at the end, saves every
+ * checkpoint.save_interval steps and, if that is not 0, at the end. Collective.
  * @return MZ_OK or the same error on all ranks; those of mz_engine_step, of
- * mz_dataset_sample and of mz_metrics_write.
+ * mz_dataset_sample, of mz_metrics_write and of mz_save_step.
  */
 mz_status_t mz_run_train(const mz_run_opts_t *opts,
                          mz_run_result_t *result_out);

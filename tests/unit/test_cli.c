@@ -285,7 +285,7 @@ Test(cli, plan_of_many_ranks_needs_no_mpi)
            "--set moe.ep_size=4 --set zero_optimization.stage=3",
            folder);
   cr_assert_eq(command(arguments), 0, "%s", output);
-  cr_assert(strstr(output, "plan of rank 0 of 512: stage 3"), "%s", output);
+  cr_assert(strstr(output, "plan of rank 0 of 512: ZeRO stage 3"), "%s", output);
   cr_assert(strstr(output, "edp4"), "%s", output);
 }
 
@@ -296,7 +296,7 @@ Test(cli, plan_that_does_not_fit_exits_3)
   snprintf(arguments, sizeof arguments,
            "plan %s/c.json --ranks 1 --device-memory 64KiB", folder);
   cr_assert_eq(command(arguments), 3, "%s", output);
-  cr_assert(strstr(output, "--device-memory is 0.000 GiB"), "%s", output);
+  cr_assert(strstr(output, "the device has 0.000 GiB"), "%s", output);
 }
 
 Test(cli, config_lists_every_key)

@@ -40,7 +40,7 @@ Test(folder, rank_0_has_lock_metrics_and_log)
 {
   mz_folder_t f;
 
-  cr_assert_eq(mz_folder_open(path, 0, "sub/metrics.jsonl", &f), MZ_OK);
+  cr_assert_eq(mz_folder_open(path, 0, "sub/metrics.jsonl", false, &f), MZ_OK);
   cr_assert(f.metrics && f.log && f.lock >= 0);
   cr_assert(exists("lock") && exists("sub/metrics.jsonl") && exists("log.0"));
   mz_folder_close(&f);
@@ -51,7 +51,7 @@ Test(folder, other_ranks_have_a_log_only)
 {
   mz_folder_t f;
 
-  cr_assert_eq(mz_folder_open(path, 3, "metrics.jsonl", &f), MZ_OK);
+  cr_assert_eq(mz_folder_open(path, 3, "metrics.jsonl", false, &f), MZ_OK);
   cr_assert_null(f.metrics);
   cr_assert(exists("log.3"));
   cr_assert_not(exists("lock") || exists("metrics.jsonl"));
@@ -64,17 +64,17 @@ Test(folder, a_second_process_is_kept_out_until_the_first_ends)
   pid_t child;
   int state;
 
-  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", &f), MZ_OK);
+  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", false, &f), MZ_OK);
   child = fork();
   if (child == 0) {
     mz_folder_t second;
-    mz_status_t st = mz_folder_open(path, 0, "metrics.jsonl", &second);
+    mz_status_t st = mz_folder_open(path, 0, "metrics.jsonl", false, &second);
     _exit(st == MZ_ERR_IO && strstr(mz_error_message(), "another run") ? 0 : 1);
   }
   cr_assert_eq(waitpid(child, &state, 0), child);
   cr_assert_eq(state, 0);
   mz_folder_close(&f);
-  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", &f), MZ_OK);
+  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", false, &f), MZ_OK);
   mz_folder_close(&f);
 }
 
@@ -88,7 +88,7 @@ Test(folder, a_file_in_the_way_is_named)
   out = fopen(file, "w");
   cr_assert_not_null(out);
   fclose(out);
-  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", &f), MZ_ERR_IO);
+  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", false, &f), MZ_ERR_IO);
   cr_assert(strstr(mz_error_message(), "/a/b: Not a directory"), "%s",
             mz_error_message());
   cr_assert_null(f.path);
@@ -100,7 +100,7 @@ Test(folder, texts_are_written_whole)
   mz_folder_t f;
   FILE *in;
 
-  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", &f), MZ_OK);
+  cr_assert_eq(mz_folder_open(path, 0, "metrics.jsonl", false, &f), MZ_OK);
   cr_assert_eq(mz_folder_write(&f, "config.json", "{}\n"), MZ_OK);
   snprintf(whole, sizeof whole, "%s/config.json", path);
   in = fopen(whole, "r");
