@@ -29,11 +29,12 @@ static void expect_planned(int ranks, int steps, const char *variants)
 
 Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
 {
-  expect_planned(4, 3,
-                 STAGES("moe.ep_size=1") " -- " STAGES("moe.ep_size=2 "
-                                                       "gradient_accumulation_"
-                                                       "steps=2") " -- " STAGES(
-                     "moe.ep_size=4 moe.saved_rows=0.25"));
+  expect_planned(
+      4, 3,
+      STAGES("moe.ep_size=1") " -- " STAGES(
+          "moe.ep_size=2 "
+          "gradient_accumulation_"
+          "steps=2") " -- " STAGES("moe.ep_size=4 moe.saved_rows=0.25"));
 }
 
 Test(outside, memory_and_messages_are_as_planned_on_2_and_3_ranks)
@@ -50,19 +51,21 @@ Test(outside, memory_and_messages_are_as_planned_on_2_and_3_ranks)
 
 Test(outside, memory_and_messages_are_as_planned_in_pieces)
 {
-  expect_planned(4, 3,
-                 STAGES("moe.ep_size=2 comm.piece_bytes=4096 "
-                        "moe.overlap_chunks=2") " -- " STAGES("moe.ep_size="
-                                                              "2 " ZERO
-                                                              "stage3_max_"
-                                                              "reuse_distance="
-                                                              "0 " ZERO
-                                                              "stage3_param_"
-                                                              "persistence_"
-                                                              "threshold=0 "
-                                                              "debug.poison="
-                                                              "true") " --"
-                                                                      " " STAGES("moe.ep_size=2 debug.count_limit=1000"));
+  expect_planned(
+      4, 3,
+      STAGES("moe.ep_size=2 comm.piece_bytes=4096 "
+             "moe.overlap_chunks=2") " -- " STAGES("moe.ep_size="
+                                                   "2 " ZERO "stage3_max_"
+                                                   "reuse_distance="
+                                                   "0 " ZERO "stage3_param_"
+                                                   "persistence_"
+                                                   "threshold=0 "
+                                                   "debug.poison="
+                                                   "true") " --"
+                                                           " " STAGES(
+                                                               "moe.ep_size=2 "
+                                                               "debug.count_"
+                                                               "limit=1000"));
 }
 
 /* More than 1 GiB a rank, most of it in the embedding and the head. */
