@@ -14,9 +14,8 @@ static mz_status_t print_plan(const mz_plan_t *plan, bool json)
 {
   char *text = NULL;
 
-  if (!json) return MZ_TRACE(mz_plan_print(plan, stdout));
-  MZ_TRY(mz_plan_to_json(plan, &text));
-  puts(text);
+  MZ_TRY(json ? mz_plan_to_json(plan, &text) : mz_plan_to_text(plan, &text));
+  fputs(text, stdout);
   mz_free(text);
   return MZ_OK;
 }
@@ -34,11 +33,7 @@ static mz_status_t make_plan(const options_t *o, mz_config_t **config,
   mz_plan_opts_from_config(mz_config_values(*config), o->ranks, 0, &opts);
   MZ_TRY(mz_plan_create(*decl, &opts, plan));
   MZ_TRY(print_plan(*plan, o->json));
-  MZ_REQUIRE(o->device_bytes == 0 || (*plan)->arena_bytes <= o->device_bytes,
-             MZ_ERR_FIT, "a rank needs %.3f GiB, --device-memory is %.3f GiB",
-             (double)(*plan)->arena_bytes / 0x1p30,
-             (double)o->device_bytes / 0x1p30);
-  return MZ_OK;
+  return MZ_TRACE(mz_plan_fits(*plan, o->device_bytes));
 }
 
 int command_plan(const options_t *options)

@@ -47,8 +47,7 @@ static void print_plan(const mz_plan_t *plan, int64_t baseline)
          plan->num_units, elements);
   printf("memory of rank 0: %.3f GiB planned (", gib(plan->arena_bytes));
   for (int i = 0; i < MZ_NUM_CATEGORIES; i++)
-    printf("%s%s %.3f", i > 0 ? ", " : "",
-           mz_plan_category_name((mz_category_t)i),
+    printf("%s%s %.3f", i > 0 ? ", " : "", mz_category_name((mz_category_t)i),
            gib(plan->category_bytes[i]));
   printf("), baseline %.3f GiB\n", gib(baseline));
 }
@@ -91,7 +90,8 @@ mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
   return MZ_TRACE(check_processors(c, control, speak));
 }
 
-void report_layers(const mz_decl_t *decl, int64_t num_tokens)
+void report_layers(const mz_decl_t *decl, int64_t num_tokens,
+                   int64_t sequence_length)
 {
   for (int64_t l = 0; l < decl->num_layers; l++) {
     const mz_layer_opts_t *layer = &decl->layers[l].opts;
@@ -99,7 +99,8 @@ void report_layers(const mz_decl_t *decl, int64_t num_tokens)
     double operations;
 
     if (!layer->describe) continue;
-    layer->describe(layer->self, num_tokens, line, sizeof line, &operations);
+    layer->describe(layer->self, num_tokens, sequence_length, line, sizeof line,
+                    &operations);
     printf("%s\n", line);
   }
 }

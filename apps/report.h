@@ -17,7 +17,8 @@ mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
                          mz_engine_t *engine, mz_comm_t *control, bool speak);
 
 /** One line a layer. Not collective. */
-void report_layers(const mz_decl_t *decl, int64_t num_tokens);
+void report_layers(const mz_decl_t *decl, int64_t num_tokens,
+                   int64_t sequence_length);
 
 /**
  * The text of config.json: everything resolved, and under "run" the hosts, the

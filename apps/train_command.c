@@ -255,7 +255,8 @@ static mz_status_t run_job(job_t *job)
   MZ_TRY(start_up(job));
   if (job->options->command == COMMAND_CHECK) {
     if (job->rank == 0)
-      report_layers(job->decl, mz_engine_plan(job->engine)->max_tokens);
+      report_layers(job->decl, mz_engine_plan(job->engine)->max_tokens,
+                    mz_engine_plan(job->engine)->opts.sequence_length);
     if (job->rank == 0) puts("check: the start-up checks passed");
     return MZ_OK;
   }
@@ -277,6 +278,9 @@ static void end_all(const job_t *job, mz_status_t st)
 {
   if (job->rank > 0) sleep(2);
   print_error(st);
+  if (job->engine)
+    fprintf(stderr, "gpt_moe: rank %d ends the job in step %" PRId64 "\n",
+            job->rank, mz_engine_steps(job->engine) + 1);
   MPI_Abort(MPI_COMM_WORLD, EXIT_FAILED);
 }
 

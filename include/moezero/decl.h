@@ -143,10 +143,11 @@ typedef struct mz_layer_opts {
   void *self; /* passed to the functions; owned by the caller until
                  destroy(self) is called by mz_decl_destroy */
   void (*destroy)(void *self); /* may be NULL */
-  /** One line for the start-up print, and the multiply-adds of T tokens,
-   * forward; may be NULL. */
-  void (*describe)(const void *self, int64_t num_tokens, char *line,
-                   size_t line_bytes, double *operations_out);
+  /** One line for the start-up print, and the multiply-adds of T tokens in
+   * sequences of @p sequence_length, forward; may be NULL. */
+  void (*describe)(const void *self, int64_t num_tokens,
+                   int64_t sequence_length, char *line, size_t line_bytes,
+                   double *operations_out);
 } mz_layer_opts_t;
 
 /** @return MZ_OK, MZ_ERR_NOMEM. Owned by the caller. */

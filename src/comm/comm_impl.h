@@ -57,25 +57,33 @@ typedef struct mz_comm_group {
 
 typedef enum mz_control_kind {
   MZ_CONTROL_QUERY,  /* where are you? */
-  MZ_CONTROL_ANSWER, /* here: started */
+  MZ_CONTROL_ANSWER, /* here: positions */
   MZ_CONTROL_VERDICT /* it is over: text */
 } mz_control_kind_t;
+
+/** Where a rank stands on a lane. Groups send different numbers of messages, so
+ * only those of all ranks together compare; then the lane's, which do so within
+ * a group. */
+typedef struct mz_position {
+  uint64_t shared;  /* messages of group 0 started */
+  uint64_t started; /* of any group */
+} mz_position_t;
 
 /** What travels on the control communicator. */
 typedef struct mz_control {
   int64_t kind;
-  uint64_t started[MZ_NUM_LANES];
+  mz_position_t positions[MZ_NUM_LANES];
   char text[MZ_TEXT_BYTES];
 } mz_control_t;
 
 /** Each rank sends at most one query and one verdict: an alarm is final. */
 typedef struct mz_watchdog {
   mz_control_t received, query, verdict;
-  mz_control_t *answers; /* [W] */
-  MPI_Request receive;   /* from anybody; persistent */
-  MPI_Request *sends;    /* [3, W] queries, answers, verdicts */
-  bool *answered;        /* [W] */
-  uint64_t *started;     /* [W, lanes] of those that answered */
+  mz_control_t *answers;    /* [W] */
+  MPI_Request receive;      /* from anybody; persistent */
+  MPI_Request *sends;       /* [3, W] queries, answers, verdicts */
+  bool *answered;           /* [W] */
+  mz_position_t *positions; /* [W, lanes] of those that answered */
   bool asked;
   int64_t asked_ns;
 } mz_watchdog_t;

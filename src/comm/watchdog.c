@@ -28,7 +28,7 @@ mz_status_t mz_watchdog_create(mz_comm_t *comm)
   MZ_TRY(mz_new(3 * (int64_t)comm->size, "watchdog sends", &dog->sends));
   MZ_TRY(mz_new(comm->size, "watchdog answered", &dog->answered));
   MZ_TRY(mz_new(MZ_NUM_LANES * (int64_t)comm->size, "watchdog positions",
-                &dog->started));
+                &dog->positions));
   for (int i = 0; i < 3 * comm->size; i++)
     dog->sends[i] = MPI_REQUEST_NULL;
   return MZ_OK;
@@ -36,7 +36,7 @@ mz_status_t mz_watchdog_create(mz_comm_t *comm)
 
 void mz_watchdog_destroy(mz_comm_t *comm)
 {
-  mz_free(comm->watchdog.started);
+  mz_free(comm->watchdog.positions);
   mz_free(comm->watchdog.answered);
   mz_free(comm->watchdog.sends);
   mz_free(comm->watchdog.answers);
@@ -82,10 +82,16 @@ static void send_to_others(mz_comm_t *comm, mz_control_t *control)
     send_control(comm, control, (comm->rank + k) % comm->size);
 }
 
+static mz_position_t own_position(const mz_comm_t *comm, int lane)
+{
+  return (mz_position_t){.shared = comm->groups[0].started[lane],
+                         .started = atomic_load(&comm->rings[lane].started)};
+}
+
 static void fill_position(mz_comm_t *comm, mz_control_t *control)
 {
   for (int lane = 0; lane < MZ_NUM_LANES; lane++)
-    control->started[lane] = atomic_load(&comm->rings[lane].started);
+    control->positions[lane] = own_position(comm, lane);
 }
 
 static void record_failure(mz_comm_t *comm, mz_status_t status,
@@ -135,8 +141,8 @@ static void take(mz_comm_t *comm, int from)
     break;
   case MZ_CONTROL_ANSWER:
     dog->answered[from] = true;
-    memcpy(dog->started + from * MZ_NUM_LANES, received->started,
-           sizeof received->started);
+    memcpy(dog->positions + from * MZ_NUM_LANES, received->positions,
+           sizeof received->positions);
     break;
   case MZ_CONTROL_VERDICT:
     if (!atomic_load(&comm->failed))
@@ -168,21 +174,42 @@ static bool all_answered(const mz_comm_t *comm)
   return true;
 }
 
+static bool is_behind(mz_position_t a, mz_position_t b)
+{
+  return a.shared != b.shared ? a.shared < b.shared : a.started < b.started;
+}
+
 /* The rank that is furthest behind this one on the lane; -1: none. */
-static int find_late(const mz_comm_t *comm, int lane, uint64_t own)
+static int find_late(const mz_comm_t *comm, int lane)
 {
   const mz_watchdog_t *dog = &comm->watchdog;
-  uint64_t lowest = own;
+  mz_position_t lowest = own_position(comm, lane);
   int late = -1;
 
   for (int r = 0; r < comm->size; r++) {
-    uint64_t started = dog->started[r * MZ_NUM_LANES + lane];
+    mz_position_t position = dog->positions[r * MZ_NUM_LANES + lane];
 
-    if (r == comm->rank || !dog->answered[r] || started >= lowest) continue;
-    lowest = started;
+    if (r == comm->rank || !dog->answered[r] || !is_behind(position, lowest))
+      continue;
+    lowest = position;
     late = r;
   }
   return late;
+}
+
+/* In the numbers that tell who is behind. */
+static void write_late(const mz_comm_t *comm, int lane, int late, char *text,
+                       size_t bytes, const char *before)
+{
+  mz_position_t own = own_position(comm, lane);
+  mz_position_t his = comm->watchdog.positions[late * MZ_NUM_LANES + lane];
+  bool shared = own.shared != his.shared;
+
+  snprintf(text, bytes,
+           "%srank %d is late: %s lane at %" PRIu64 ", rank %d at %" PRIu64,
+           before, late, mz_comm_lane_name(lane),
+           shared ? his.shared : his.started, comm->rank,
+           shared ? own.shared : own.started);
 }
 
 static void write_verdict(mz_comm_t *comm, char *text, size_t bytes)
@@ -198,14 +225,10 @@ static void write_verdict(mz_comm_t *comm, char *text, size_t bytes)
                            "%srank %d does not answer", used ? "; " : "", r);
   for (int k = 0; k < MZ_NUM_LANES && used < bytes; k++) {
     int lane = (first + k) % MZ_NUM_LANES;
-    uint64_t own = atomic_load(&comm->rings[lane].started);
-    int late = find_late(comm, lane, own);
+    int late = find_late(comm, lane);
 
     if (late < 0) continue;
-    snprintf(text + used, bytes - used,
-             "%srank %d is late: %s lane at %" PRIu64 ", rank %d at %" PRIu64,
-             used ? "; " : "", late, mz_comm_lane_name(lane),
-             dog->started[late * MZ_NUM_LANES + lane], comm->rank, own);
+    write_late(comm, lane, late, text + used, bytes - used, used ? "; " : "");
     return;
   }
   if (used == 0)

@@ -88,9 +88,10 @@ static mz_status_t attention_backward(const mz_call_t *call, void *self)
       mz_map_dgrad(&l->qkv, call, &all, d_qkv, call->buffers[l->opts.d_in]));
 }
 
-/* Products of the two maps; the scores' share depends on the sequence length
- * and is left to the plan's time model. */
-static void attention_describe(const void *self, int64_t num_tokens, char *line,
+/* Products of the two maps, and two products of T x S x H for the scores, of
+ * which causality leaves (S + 1) / 2S. */
+static void attention_describe(const void *self, int64_t num_tokens,
+                               int64_t sequence_length, char *line,
                                size_t line_bytes, double *operations_out)
 {
   const attention_t *l = self;
@@ -99,8 +100,10 @@ static void attention_describe(const void *self, int64_t num_tokens, char *line,
            l->opts.heads, l->head_width, l->opts.kv_heads,
            l->opts.rope_theta > 0 ? ", rotary" : "");
   *operations_out =
-      (double)num_tokens * ((double)l->qkv.n * (double)l->qkv.k +
-                            (double)l->proj.n * (double)l->proj.k);
+      (double)num_tokens *
+      ((double)l->qkv.n * (double)l->qkv.k +
+       (double)l->proj.n * (double)l->proj.k +
+       (double)(sequence_length + 1) * (double)l->opts.hidden_size);
 }
 
 static mz_status_t check_opts(const mz_attention_opts_t *opts)

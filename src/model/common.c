@@ -52,11 +52,11 @@ mz_status_t mz_workspace_buffer(mz_decl_t *decl, const char *prefix,
                                dtype, buffer_out));
 }
 
-mz_status_t mz_layer_begin(mz_decl_t *decl, const char *name, void *self,
-                           void (*describe)(const void *self,
-                                            int64_t num_tokens, char *line,
-                                            size_t line_bytes,
-                                            double *operations_out))
+mz_status_t
+mz_layer_begin(mz_decl_t *decl, const char *name, void *self,
+               void (*describe)(const void *self, int64_t num_tokens,
+                                int64_t sequence_length, char *line,
+                                size_t line_bytes, double *operations_out))
 {
   mz_layer_opts_t opts = {
       .name = name, .self = self, .destroy = mz_free, .describe = describe};

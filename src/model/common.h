@@ -25,10 +25,10 @@ mz_status_t mz_workspace_buffer(mz_decl_t *decl, const char *prefix,
                                 mz_dtype_t dtype, int32_t *buffer_out);
 
 /** Starts a layer whose self is one allocation, owned by decl from here on. */
-mz_status_t mz_layer_begin(mz_decl_t *decl, const char *name, void *self,
-                           void (*describe)(const void *self,
-                                            int64_t num_tokens, char *line,
-                                            size_t line_bytes,
-                                            double *operations_out));
+mz_status_t
+mz_layer_begin(mz_decl_t *decl, const char *name, void *self,
+               void (*describe)(const void *self, int64_t num_tokens,
+                                int64_t sequence_length, char *line,
+                                size_t line_bytes, double *operations_out));
 
 #endif

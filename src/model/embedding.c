@@ -56,7 +56,8 @@ static mz_status_t embedding_backward(const mz_call_t *call, void *self)
   return MZ_KERNEL(call, embedding_grad, &a);
 }
 
-static void embedding_describe(const void *self, int64_t num_tokens, char *line,
+static void embedding_describe(const void *self, int64_t num_tokens,
+                               int64_t sequence_length, char *line,
                                size_t line_bytes, double *operations_out)
 {
   const embedding_t *l = self;

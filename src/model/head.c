@@ -51,7 +51,8 @@ static mz_status_t head_grad(const mz_call_t *call, void *self)
   return MZ_KERNEL(call, xent, &a);
 }
 
-static void head_describe(const void *self, int64_t num_tokens, char *line,
+static void head_describe(const void *self, int64_t num_tokens,
+                          int64_t sequence_length, char *line,
                           size_t line_bytes, double *operations_out)
 {
   const head_t *l = self;

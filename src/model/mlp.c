@@ -44,8 +44,9 @@ static mz_status_t mlp_backward(const mz_call_t *call, void *self)
   return MZ_TRACE(mz_ffn_backward(&l->ffn, call, &rows));
 }
 
-static void mlp_describe(const void *self, int64_t num_tokens, char *line,
-                         size_t line_bytes, double *operations_out)
+static void mlp_describe(const void *self, int64_t num_tokens,
+                         int64_t sequence_length, char *line, size_t line_bytes,
+                         double *operations_out)
 {
   const mlp_t *l = self;
 

@@ -68,7 +68,8 @@ static mz_status_t norm_backward(const mz_call_t *call, void *self)
   return MZ_KERNEL(call, add_norm_grad, &a);
 }
 
-static void norm_describe(const void *self, int64_t num_tokens, char *line,
+static void norm_describe(const void *self, int64_t num_tokens,
+                          int64_t sequence_length, char *line,
                           size_t line_bytes, double *operations_out)
 {
   const norm_t *l = self;

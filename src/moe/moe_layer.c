@@ -32,7 +32,8 @@ static void layer_destroy(void *self)
   mz_free(l);
 }
 
-static void layer_describe(const void *self, int64_t num_tokens, char *line,
+static void layer_describe(const void *self, int64_t num_tokens,
+                           int64_t sequence_length, char *line,
                            size_t line_bytes, double *operations_out)
 {
   const mz_moe_layer_t *l = self;

@@ -213,22 +213,87 @@ static mz_status_t touch_op(mz_plan_t *p, mz_walk_t w, int32_t at)
   return MZ_OK;
 }
 
-/* What crosses the bounds of a loop lives in all of its rounds. */
-static void widen(mz_plan_t *p, mz_walk_t w)
-{
-  for (int32_t at = 0; at < p->num_ops[w]; at++) {
-    int32_t end = p->ops[w][at].jump;
+/* The loops around an operation: the innermost, and the one around a loop;
+ * both by operation, -1: none. */
+typedef struct loops {
+  int32_t *inner, *around;
+  const mz_op_t *ops;
+} loops_t;
 
-    if (p->ops[w][at].kind != MZ_OP_LOOP) continue;
-    for (int32_t b = 0; b < p->num_buffers; b++) {
-      mz_life_t *l = &p->buffers[b].life[w];
-      if (l->first < at && l->last >= at && l->last < end) l->last = end;
-      if (l->first >= at && l->first < end && l->last >= end) l->first = at;
+static void find_loops(const mz_plan_t *p, mz_walk_t w, loops_t *loops)
+{
+  int32_t loop = -1;
+
+  for (int32_t at = 0; at < p->num_ops[w]; at++) {
+    if (loops->ops[at].kind == MZ_OP_LOOP) {
+      loops->around[at] = loop;
+      loop = at;
     }
+    loops->inner[at] = loop;
+    if (loops->ops[at].kind == MZ_OP_END_LOOP) loop = loops->around[loop];
   }
 }
 
+/* The outermost loop around @p at that is not around @p other; -1: none. */
+static int32_t crossed(const loops_t *l, int32_t at, int32_t other)
+{
+  int32_t found = -1;
+
+  for (int32_t i = l->inner[at]; i >= 0; i = l->around[i])
+    if (other < i || other >= l->ops[i].jump) found = i;
+  return found;
+}
+
+/* What crosses the bounds of a loop lives in all of its rounds. */
+static mz_status_t widen(mz_plan_t *p, mz_walk_t w)
+{
+  loops_t loops = {.ops = p->ops[w]};
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, mz_new(p->num_ops[w], "loops", &loops.inner), done);
+  MZ_TRY_GOTO(st, mz_new(p->num_ops[w], "outer loops", &loops.around), done);
+  find_loops(p, w, &loops);
+  for (int32_t b = 0; b < p->num_buffers; b++) {
+    mz_life_t *l = &p->buffers[b].life[w];
+    int32_t out, in;
+
+    if (l->last < 0) continue;
+    out = crossed(&loops, l->last, l->first);
+    in = crossed(&loops, l->first, l->last);
+    if (out >= 0) l->last = p->ops[w][out].jump - 1;
+    if (in >= 0) l->first = in;
+  }
+done:
+  mz_free(loops.inner);
+  mz_free(loops.around);
+  return st;
+}
+
 /* --- places --- */
+
+enum { STRETCHES = 64 };
+
+/* A bit for each of 64 equal stretches of all walks: buffers without a common
+ * bit do not meet, which spares most comparisons. */
+static uint64_t stretches_of(const mz_plan_t *p, const mz_plan_buffer_t *b)
+{
+  int64_t all = 0, before = 0;
+  uint64_t bits = 0;
+
+  if (b->persistent) return UINT64_MAX;
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    all += p->num_ops[w];
+  for (int w = 0; w < MZ_NUM_WALKS; w++) {
+    const mz_life_t *l = &b->life[w];
+    int64_t from = (before + l->first) * STRETCHES / all;
+    int64_t to = (before + l->last) * STRETCHES / all;
+
+    for (int64_t i = from; l->last >= 0 && i <= to; i++)
+      bits |= UINT64_C(1) << i;
+    before += p->num_ops[w];
+  }
+  return bits;
+}
 
 static bool meet(const mz_plan_buffer_t *a, const mz_plan_buffer_t *b)
 {
@@ -251,38 +316,47 @@ static int by_size(const void *a, const void *b, void *plan)
   return *(const int32_t *)a < *(const int32_t *)b ? -1 : 1;
 }
 
-/* Lowest offset where buffer n of the order meets none that is placed. Placed
- * ones are kept in order of offset in @p placed. */
-static void place(mz_plan_t *p, int32_t id, int32_t *placed, int32_t *num)
+typedef struct placed {
+  uint64_t stretches;
+  int32_t buffer;
+} placed_t;
+
+/* Lowest offset where a buffer meets none that is placed. Placed ones are kept
+ * in order of offset. */
+static void place(mz_plan_t *p, int32_t id, placed_t *placed, int32_t *num)
 {
   mz_plan_buffer_t *b = &p->buffers[id];
+  placed_t own = {stretches_of(p, b), id};
   int64_t size = mz_round_up(b->bytes, MZ_ALIGN_BYTES), at = 0;
   int32_t i = *num;
 
   for (int32_t j = 0; j < *num; j++) {
-    const mz_plan_buffer_t *o = &p->buffers[placed[j]];
+    const mz_plan_buffer_t *o;
 
+    if (!(placed[j].stretches & own.stretches)) continue;
+    o = &p->buffers[placed[j].buffer];
     if (!meet(b, o)) continue;
     if (o->offset >= at + size) break;
     at = mz_max_i64(at, o->offset + mz_round_up(o->bytes, MZ_ALIGN_BYTES));
   }
   b->offset = at;
   p->arena_bytes = mz_max_i64(p->arena_bytes, at + size);
-  for (; i > 0 && p->buffers[placed[i - 1]].offset > at; i--)
+  for (; i > 0 && p->buffers[placed[i - 1].buffer].offset > at; i--)
     placed[i] = placed[i - 1];
-  placed[i] = id;
+  placed[i] = own;
   ++*num;
 }
 
 mz_status_t mz_plan_place_buffers(mz_plan_t *plan)
 {
-  int32_t *order = NULL, *placed = NULL, num = 0;
+  int32_t *order = NULL, num = 0;
+  placed_t *placed = NULL;
   mz_status_t st;
 
   for (int w = 0; w < MZ_NUM_WALKS; w++) {
     for (int32_t i = 0; i < plan->num_ops[w]; i++)
       MZ_TRY(touch_op(plan, (mz_walk_t)w, i));
-    widen(plan, (mz_walk_t)w);
+    MZ_TRY(widen(plan, (mz_walk_t)w));
   }
   MZ_TRY_GOTO(st, mz_new(plan->num_buffers, "order of buffers", &order), done);
   MZ_TRY_GOTO(st, mz_new(plan->num_buffers, "placed buffers", &placed), done);

@@ -51,11 +51,12 @@ static int64_t find_slot(const mz_decl_t *d, uint32_t hash)
 static mz_status_t grow_table(mz_decl_t *d)
 {
   int64_t size = d->table_size ? d->table_size * 2 : 64;
+  int32_t *table;
 
   if (d->num_tensors * 2 < d->table_size) return MZ_OK;
+  MZ_TRY(mz_new(size, "table of tensor names", &table));
   mz_free(d->table);
-  d->table = NULL;
-  MZ_TRY(mz_new(size, "table of tensor names", &d->table));
+  d->table = table;
   d->table_size = size;
   for (int64_t i = 0; i < d->num_tensors; i++)
     d->table[find_slot(d, d->tensors[i].hash)] = (int32_t)i + 1;

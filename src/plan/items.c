@@ -15,7 +15,7 @@ static void add_set(mz_sketch_t *s, int32_t first_unit, int32_t num)
 
   set->first_unit = first_unit;
   set->num_units = num;
-  set->grad_first = set->grad_last = set->scratch = -1;
+  set->grad_first = set->grad_last = set->scratch = set->last_stay = -1;
   for (int32_t u = first_unit; u < first_unit + num; u++) {
     set->elements += s->plan->units[u].elements;
     set->gathers = s->plan->units[u].p > 1;
@@ -187,13 +187,27 @@ static mz_status_t add_compute(mz_sketch_t *s, const mz_step_t *step,
   return MZ_TRACE(sketch_op(s, op));
 }
 
+/* Closes the rounds or the branch that began at operation @p open of the item
+ * whose first is @p base. */
+static mz_status_t add_end(mz_sketch_t *s, int32_t run, int32_t base,
+                           int32_t open)
+{
+  mz_op_t *begin = &s->ops[base + open];
+  mz_op_t op = {
+      .kind = MZ_OP_END_LOOP, .moe = begin->moe, .run = run, .jump = open + 1};
+
+  begin->jump = (int32_t)s->num_ops - base + (begin->kind == MZ_OP_LOOP);
+  if (begin->kind != MZ_OP_LOOP) return MZ_OK;
+  return MZ_TRACE(sketch_op(s, op));
+}
+
 /* Steps [first, end) at one run (or outside of runs: -1). Loops and branches
  * nest; jumps are relative to the item's first operation until copied. */
 static mz_status_t add_steps(mz_sketch_t *s, mz_pass_t pass, int32_t first,
                              int32_t end, int32_t run)
 {
   const mz_step_t *steps = s->plan->decl->steps[pass];
-  int32_t open[4], depth = 0;
+  int32_t open[4], depth = 0, rounds = 0;
 
   for (int32_t i = first; i < end; i++) {
     const mz_step_t *step = &steps[i];
@@ -209,29 +223,23 @@ static mz_status_t add_steps(mz_sketch_t *s, mz_pass_t pass, int32_t first,
       MZ_TRY(add_counts(s, step));
       break;
     case MZ_STEP_EXCHANGE:
-      MZ_REQUIRE(depth > 0, MZ_ERR_ARG, "an exchange outside of a round");
+      MZ_REQUIRE(rounds > 0, MZ_ERR_ARG, "an exchange outside of a round");
       MZ_TRY(add_exchange(s, step, run));
       break;
     case MZ_STEP_ROUNDS:
     case MZ_STEP_BRANCH:
-      MZ_REQUIRE(run >= 0 && depth < 4, MZ_ERR_ARG,
-                 "rounds or a branch outside of a run");
+      MZ_REQUIRE(run >= 0, MZ_ERR_ARG, "rounds or a branch outside of a run");
+      MZ_REQUIRE(depth < 4, MZ_ERR_ARG, "rounds and branches nest 4 deep");
+      rounds += step->kind == MZ_STEP_ROUNDS;
       open[depth++] = here;
       op.kind = step->kind == MZ_STEP_ROUNDS ? MZ_OP_LOOP : MZ_OP_BRANCH;
       MZ_TRY(sketch_op(s, op));
       break;
-    case MZ_STEP_END: {
-      mz_op_t *begin;
-
+    case MZ_STEP_END:
       MZ_REQUIRE(depth > 0, MZ_ERR_ARG, "an end without its beginning");
-      begin = &s->ops[base + open[--depth]];
-      op.kind = MZ_OP_END_LOOP;
-      op.moe = begin->moe;
-      op.jump = open[depth] + 1;
-      begin->jump = here + (begin->kind == MZ_OP_LOOP);
-      if (begin->kind == MZ_OP_LOOP) MZ_TRY(sketch_op(s, op));
+      rounds -= s->ops[base + open[--depth]].kind == MZ_OP_LOOP;
+      MZ_TRY(add_end(s, run, base, open[depth]));
       break;
-    }
     case MZ_STEP_RUNS:
       MZ_FAIL(MZ_ERR_ARG, "runs inside of runs");
     }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ledger: bytes by category, messages by kind and group, operations. */
+/* The ledger: bytes by category, messages by kind and group, operations,
+ * whether it fits. */
 #include "plan/plan_impl.h"
 
 #include "base/alloc.h"
@@ -37,47 +38,70 @@ static mz_status_t count_messages(mz_plan_t *p)
   return MZ_OK;
 }
 
-/* The most bytes of a category alive at one operation. */
-static int64_t peak_of(const mz_plan_t *p, int category)
+/* Adds to delta [num_ops + 1, MZ_NUM_CATEGORIES] where lives begin and end. */
+static void note_lives(const mz_plan_t *p, mz_walk_t w, int64_t *delta)
 {
-  int64_t fixed = 0, peak = 0;
+  for (int32_t i = 0; i < p->num_buffers; i++) {
+    const mz_plan_buffer_t *b = &p->buffers[i];
+    int64_t bytes = mz_round_up(b->bytes, MZ_ALIGN_BYTES);
 
-  for (int32_t b = 0; b < p->num_buffers; b++)
-    if (p->buffers[b].persistent && (int)p->buffers[b].category == category)
-      fixed += mz_round_up(p->buffers[b].bytes, MZ_ALIGN_BYTES);
-  for (int w = 0; w < MZ_NUM_WALKS; w++)
-    for (int32_t b = 0; b < p->num_buffers; b++) {
-      const mz_plan_buffer_t *x = &p->buffers[b];
-      int32_t at = x->life[w].first;
-      int64_t live = 0;
+    if (b->persistent || b->life[w].last < 0) continue;
+    delta[(int64_t)b->life[w].first * MZ_NUM_CATEGORIES + b->category] += bytes;
+    delta[((int64_t)b->life[w].last + 1) * MZ_NUM_CATEGORIES + b->category] -=
+        bytes;
+  }
+}
 
-      if (x->persistent || (int)x->category != category || x->life[w].last < 0)
-        continue;
-      for (int32_t c = 0; c < p->num_buffers; c++) {
-        const mz_plan_buffer_t *y = &p->buffers[c];
-        if (!y->persistent && (int)y->category == category &&
-            y->life[w].first <= at && y->life[w].last >= at)
-          live += mz_round_up(y->bytes, MZ_ALIGN_BYTES);
-      }
-      peak = mz_max_i64(peak, live);
+/* The most bytes of each category alive at one operation. */
+static mz_status_t add_peaks(mz_plan_t *p)
+{
+  int64_t peak[MZ_NUM_CATEGORIES] = {0}, *delta = NULL;
+
+  for (int w = 0; w < MZ_NUM_WALKS; w++) {
+    int64_t live[MZ_NUM_CATEGORIES] = {0};
+    int64_t cells = ((int64_t)p->num_ops[w] + 1) * MZ_NUM_CATEGORIES;
+
+    MZ_TRY(mz_new(cells, "bytes by operation", &delta));
+    note_lives(p, (mz_walk_t)w, delta);
+    for (int64_t i = 0; i < cells; i++) {
+      int c = (int)(i % MZ_NUM_CATEGORIES);
+      live[c] += delta[i];
+      peak[c] = mz_max_i64(peak[c], live[c]);
     }
-  return fixed + peak;
+    mz_free(delta);
+  }
+  for (int32_t b = 0; b < p->num_buffers; b++)
+    if (p->buffers[b].persistent)
+      peak[p->buffers[b].category] +=
+          mz_round_up(p->buffers[b].bytes, MZ_ALIGN_BYTES);
+  for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
+    p->category_bytes[c] = peak[c];
+  return MZ_OK;
 }
 
 mz_status_t mz_plan_make_ledger(mz_plan_t *plan)
 {
   MZ_TRY(count_messages(plan));
-  for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
-    plan->category_bytes[c] = peak_of(plan, c);
+  MZ_TRY(add_peaks(plan));
   for (int64_t l = 0; l < plan->decl->num_layers; l++) {
     const mz_layer_t *layer = &plan->decl->layers[l];
     char line[256];
     double operations = 0;
 
     if (!layer->opts.describe) continue;
-    layer->opts.describe(layer->opts.self, plan->max_tokens, line, sizeof line,
+    layer->opts.describe(layer->opts.self, plan->max_tokens,
+                         plan->opts.sequence_length, line, sizeof line,
                          &operations);
     plan->operations += operations;
   }
+  mz_plan_make_times(plan);
+  return MZ_OK;
+}
+
+mz_status_t mz_plan_fits(const mz_plan_t *plan, int64_t device_bytes)
+{
+  MZ_REQUIRE(device_bytes == 0 || plan->arena_bytes <= device_bytes, MZ_ERR_FIT,
+             "a rank needs %.3f GiB, the device has %.3f GiB",
+             (double)plan->arena_bytes / 0x1p30, (double)device_bytes / 0x1p30);
   return MZ_OK;
 }

@@ -11,7 +11,7 @@
  * Group 0 is the data group (all ranks). For each ep_size in use: an
  * expert-parallel group (the ranks that share one set of experts) and an
  * expert-data-parallel group (the ranks with the same experts). Groups with
- * equal rank lists are one group.
+ * equal rank lists and more than one rank are one group.
  *
  * ## Units and shards
  * A unit is the atom of sharding: a block's dense tensors, one expert, one
@@ -50,7 +50,6 @@
 
 #include <moezero/decl.h>
 #include <moezero/layer.h>
-#include <stdio.h>
 
 enum {
   MZ_PLAN_ALIGN = 128, /* elements */
@@ -240,6 +239,33 @@ typedef struct mz_traffic {
   bool bound; /* tokens: upper bounds; otherwise exact */
 } mz_traffic_t;
 
+/**
+ * What the predicted step time is made from; it has no effect on the layout.
+ * 0 stands for a CPU rank: one core of two, measured with Open MPI 4.1.4
+ * between ranks of one machine that had other work too (tests/bench, bench_comm
+ * and AdamW on 16 Mi elements).
+ */
+typedef struct mz_machine {
+  double flops_per_s;        /* products of a rank; 0: 5e10 */
+  double memory_bytes_per_s; /* read and written by a rank; 0: 1.5e10 */
+  double link_bytes_per_s;   /* sent by a rank; 0: 5e8 */
+  double latency_s;          /* of a message; 0: 1e-4 */
+} mz_machine_t;
+
+/**
+ * Seconds of an optimizer step, without overlap of messages and computation:
+ * compute  = accumulation * 3 * operations * 2 / flops (backward is two
+ *            products for each of forward)
+ * messages = calls * latency + bytes / link, tokens balanced: one round each,
+ *            rows in the pool
+ * update   = 28 bytes an element this rank updates (four read, three written)
+ *            / memory rate
+ */
+typedef struct mz_plan_times {
+  double compute_s, messages_s, update_s;
+  double step_s; /* their sum */
+} mz_plan_times_t;
+
 typedef struct mz_plan_opts {
   int world_size, rank;
   int64_t stage;
@@ -254,7 +280,7 @@ typedef struct mz_plan_opts {
   int64_t overlap_chunks;
   bool data_before_expert; /* order of the expert groups */
   mz_dtype_t communication_dtype;
-  int64_t device_bytes; /* 0: unknown */
+  mz_machine_t machine;
 } mz_plan_opts_t;
 
 struct mz_plan {
@@ -299,6 +325,7 @@ struct mz_plan {
   mz_traffic_t *traffic;
   int32_t num_traffic;
   double operations; /* multiply-adds forward of one micro-batch, this rank */
+  mz_plan_times_t times;
 };
 
 /**
@@ -315,16 +342,20 @@ mz_status_t mz_plan_segments(const mz_plan_t *plan, int32_t unit, int64_t begin,
                              int64_t end, mz_segment_t **segments, int32_t *num,
                              int64_t *capacity);
 
-/** The table for people. @return MZ_OK, MZ_ERR_IO. */
-mz_status_t mz_plan_print(const mz_plan_t *plan, FILE *file);
-/** The same as JSON, with every unit and buffer; *text_out is owned by the
- * caller (mz_free). @return MZ_OK, MZ_ERR_NOMEM. */
+/**
+ * The table for people, and the same with every unit and buffer as JSON; both
+ * end with a line feed. *text_out is owned by the caller (mz_free).
+ * @return MZ_OK, MZ_ERR_NOMEM.
+ */
+mz_status_t mz_plan_to_text(const mz_plan_t *plan, char **text_out);
 mz_status_t mz_plan_to_json(const mz_plan_t *plan, char **text_out);
 
-/** "params", "saved_rows": as in the metrics. */
-const char *mz_plan_category_name(mz_category_t category);
-/** "params", "tokens". */
-const char *mz_plan_entry_name(mz_entry_kind_t kind);
+/** @return MZ_OK, or MZ_ERR_FIT when a rank needs more than @p device_bytes
+ * (0: unknown, fits); the message has both numbers. */
+mz_status_t mz_plan_fits(const mz_plan_t *plan, int64_t device_bytes);
+
+/** "params", "gradients", ...: as in the ledger's print. */
+const char *mz_category_name(mz_category_t category);
 
 /* --- routing: what every rank derives from the counts (src/plan/route.c) ---
  * kept[s * E + e]: rows that source s of the expert-parallel group sends to

@@ -32,6 +32,15 @@ mz_status_t mz_plan_make_schedule(mz_plan_t *plan);
 /* ledger.c: traffic and sums. */
 mz_status_t mz_plan_make_ledger(mz_plan_t *plan);
 
+/* times.c: the predicted step. */
+void mz_plan_make_times(mz_plan_t *plan);
+
+/* names.c: words of print and JSON. */
+const char *mz_group_kind_name(mz_group_kind_t kind);
+const char *mz_entry_kind_name(mz_entry_kind_t kind);
+const char *mz_walk_name(mz_walk_t walk);
+const char *mz_dtype_name(mz_dtype_t dtype);
+
 /* --- emission of operations --- */
 
 enum { MZ_MAX_PENDING = 2 /* reductions posted and not yet added */ };

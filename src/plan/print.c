@@ -1,251 +1,142 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The plan as a table for people and as JSON for programs. */
-#include "plan/plan.h"
+/* The plan for people. */
+#include "plan/plan_impl.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
+#include "config/text.h"
 
-#include <errno.h>
-#include <jansson.h>
-#include <string.h>
-
-const char *mz_plan_category_name(mz_category_t category)
-{
-  switch (category) {
-  case MZ_CAT_PARAMS:
-    return "params";
-  case MZ_CAT_GRADS:
-    return "grads";
-  case MZ_CAT_OPTIMIZER:
-    return "optimizer";
-  case MZ_CAT_GATHERED:
-    return "gathered";
-  case MZ_CAT_STAGING:
-    return "staging";
-  case MZ_CAT_ACTIVATIONS:
-    return "activations";
-  case MZ_CAT_ROUTING:
-    return "routing";
-  case MZ_CAT_DISPATCH:
-    return "dispatch";
-  case MZ_CAT_SAVED_ROWS:
-    return "saved_rows";
-  case MZ_CAT_WORKSPACE:
-    return "workspace";
-  case MZ_CAT_DATA:
-    return "data";
-  case MZ_NUM_CATEGORIES:
-    break;
-  }
-  return "unknown";
-}
-
-const char *mz_plan_entry_name(mz_entry_kind_t kind)
-{
-  switch (kind) {
-  case MZ_ENTRY_PARAMS:
-    return "params";
-  case MZ_ENTRY_GRADS:
-    return "grads";
-  case MZ_ENTRY_SUMS:
-    return "sums";
-  case MZ_ENTRY_WEIGHTS:
-    return "weights";
-  case MZ_ENTRY_COUNTS:
-    return "counts";
-  case MZ_ENTRY_TOKENS:
-    return "tokens";
-  case MZ_ENTRY_STATS:
-    return "stats";
-  case MZ_ENTRY_SCALARS:
-    return "scalars";
-  }
-  return "unknown";
-}
-
-/* --- the table --- */
+enum { MAX_RANKS_PRINTED = 16 };
 
 static double gib(int64_t bytes) { return (double)bytes / 0x1p30; }
 
-static void print_groups(const mz_plan_t *plan, FILE *file)
+static mz_status_t add_head(const mz_plan_t *p, mz_text_t *text)
 {
-  fputs("groups of this rank            ranks  place\n", file);
-  for (int32_t i = 0; i < plan->num_groups; i++)
-    fprintf(file, "  %-26s %7d %6d\n", plan->groups[i].name,
-            plan->groups[i].size, plan->groups[i].place);
+  const mz_plan_opts_t *o = &p->opts;
+
+  return MZ_TRACE(mz_text_add(
+      text,
+      "plan of rank %d of %d: ZeRO stage %" PRId64 ", %s, %" PRId64
+      " x %" PRId64 " tokens a micro-batch, accumulation %" PRId64 "\n",
+      o->rank, o->world_size, o->stage, mz_dtype_name(p->dtype),
+      o->micro_sequences, o->sequence_length, o->accumulation));
 }
 
-/* One line for all dense units, or all experts, of one group. */
-static void print_units_of(const mz_plan_t *plan, FILE *file, int32_t group,
-                           bool experts)
+static mz_status_t add_groups(const mz_plan_t *p, mz_text_t *text)
 {
-  const mz_unit_t *any = NULL;
-  int64_t num = 0, elements = 0;
+  MZ_TRY(mz_text_add(text, "\n%-22s %6s  %s\n", "groups", "size", "ranks"));
+  for (int32_t i = 0; i < p->num_groups; i++) {
+    const mz_group_t *g = &p->groups[i];
+    int32_t shown = g->size < MAX_RANKS_PRINTED ? g->size : MAX_RANKS_PRINTED;
 
-  for (int32_t i = 0; i < plan->num_units; i++) {
-    const mz_unit_t *u = &plan->units[i];
-    if (u->group != group || (u->moe >= 0) != experts) continue;
-    num++;
-    elements += u->elements;
-    any = u;
+    MZ_TRY(mz_text_add(text, "  %-20s %6d ", g->name, g->size));
+    for (int32_t r = 0; r < shown; r++)
+      MZ_TRY(mz_text_add(text, " %d", g->ranks[r]));
+    MZ_TRY(mz_text_add(text, "%s\n", shown < g->size ? " ..." : ""));
   }
-  if (!any) return;
-  fprintf(file, "  %-7s over %-13s %7" PRId64 " %15" PRId64 " %10d %d,%d,%d\n",
-          experts ? "experts" : "dense", plan->groups[group].name, num,
-          elements, any->ranks, any->p, any->g, any->o);
-}
-
-static void print_units(const mz_plan_t *plan, FILE *file)
-{
-  fputs("units of this rank             count        elements   replicas p,g,o"
-        "\n",
-        file);
-  for (int32_t i = 0; i < plan->num_groups; i++) {
-    print_units_of(plan, file, i, false);
-    print_units_of(plan, file, i, true);
-  }
-}
-
-static void print_memory(const mz_plan_t *plan, FILE *file)
-{
-  fputs("memory of this rank              GiB\n", file);
-  for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
-    fprintf(file, "  %-22s %11.4f\n", mz_plan_category_name((mz_category_t)c),
-            gib(plan->category_bytes[c]));
-  fprintf(file, "  %-22s %11.4f  (what never lives at once shares bytes)\n",
-          "in all", gib(plan->arena_bytes));
-}
-
-static void print_messages(const mz_plan_t *plan, FILE *file)
-{
-  int64_t A = plan->opts.accumulation;
-
-  fputs("messages of a step                calls              MB\n", file);
-  for (int32_t i = 0; i < plan->num_traffic; i++) {
-    const mz_traffic_t *t = &plan->traffic[i];
-    fprintf(file, "  %-8s %-18s %10" PRId64 " %15.3f%s\n",
-            mz_plan_entry_name(t->kind), plan->groups[t->group].name,
-            A * t->calls_micro + t->calls_update,
-            1e-6 * (double)(A * t->bytes_micro + t->bytes_update),
-            t->bound ? "  at most" : "");
-  }
-}
-
-mz_status_t mz_plan_print(const mz_plan_t *plan, FILE *file)
-{
-  const mz_plan_opts_t *o = &plan->opts;
-
-  fprintf(file,
-          "plan of rank %d of %d: stage %" PRId64 ", %" PRId64
-          " sequences of %" PRId64 " tokens a micro-batch, %" PRId64
-          " micro-batches a step\n",
-          o->rank, o->world_size, o->stage, o->micro_sequences,
-          o->sequence_length, o->accumulation);
-  print_groups(plan, file);
-  print_units(plan, file);
-  print_memory(plan, file);
-  print_messages(plan, file);
-  fprintf(file, "operations of a step: %.4g multiply-adds forward\n",
-          plan->operations * (double)o->accumulation);
-  MZ_REQUIRE(fflush(file) == 0 && !ferror(file), MZ_ERR_IO,
-             "cannot write the plan: %s", strerror(errno));
   return MZ_OK;
 }
 
-/* --- JSON --- */
-
-static json_t *json_groups(const mz_plan_t *plan)
+/* Units of one MoE of this rank, or the dense ones (moe -1). */
+static mz_status_t add_units(const mz_plan_t *p, mz_text_t *text, int32_t moe)
 {
-  json_t *list = json_array();
+  int64_t whole = 0, params = 0, grads = 0, state = 0;
+  int32_t units = 0;
 
-  for (int32_t i = 0; i < plan->num_groups; i++) {
-    const mz_group_t *g = &plan->groups[i];
-    json_t *ranks = json_array();
-
-    for (int32_t r = 0; r < g->size; r++)
-      json_array_append_new(ranks, json_integer(g->ranks[r]));
-    json_array_append_new(list, json_pack("{s:s, s:i, s:i, s:o}", "name",
-                                          g->name, "size", g->size, "place",
-                                          g->place, "ranks", ranks));
+  for (int64_t t = 0; t < p->decl->num_tensors; t++)
+    if (p->decl->tensors[t].moe == moe) whole += p->decl->tensors[t].elements;
+  for (int32_t i = 0; i < p->num_units; i++) {
+    const mz_unit_t *u = &p->units[i];
+    if (u->moe != moe) continue;
+    units++;
+    params += u->elements / u->p;
+    grads += u->elements / u->g;
+    state += u->elements / u->o;
   }
-  return list;
+  return MZ_TRACE(mz_text_add(text,
+                              "  %-20.20s %6d %14" PRId64 " %14" PRId64
+                              " %14" PRId64 " %14" PRId64 "\n",
+                              moe < 0 ? "dense" : p->decl->moes[moe].name,
+                              units, whole, params, grads, state));
 }
 
-static json_t *json_units(const mz_plan_t *plan)
+static mz_status_t add_model(const mz_plan_t *p, mz_text_t *text)
 {
-  json_t *list = json_array();
-
-  for (int32_t i = 0; i < plan->num_units; i++) {
-    const mz_unit_t *u = &plan->units[i];
-    json_array_append_new(
-        list,
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I}", "name", u->name,
-                  "group", plan->groups[u->group].name, "ranks", u->ranks, "p",
-                  u->p, "g", u->g, "o", u->o, "elements",
-                  (json_int_t)u->elements, "shard", (json_int_t)u->shard));
-  }
-  return list;
-}
-
-static json_t *json_buffers(const mz_plan_t *plan)
-{
-  json_t *list = json_array();
-
-  for (int32_t i = 0; i < plan->num_buffers; i++) {
-    const mz_plan_buffer_t *b = &plan->buffers[i];
-    json_array_append_new(
-        list, json_pack("{s:s, s:s, s:I, s:I, s:b}", "name", b->name,
-                        "category", mz_plan_category_name(b->category), "bytes",
-                        (json_int_t)b->bytes, "offset", (json_int_t)b->offset,
-                        "persistent", b->persistent));
-  }
-  return list;
-}
-
-static json_t *json_messages(const mz_plan_t *plan)
-{
-  json_t *list = json_array();
-
-  for (int32_t i = 0; i < plan->num_traffic; i++) {
-    const mz_traffic_t *t = &plan->traffic[i];
-    json_array_append_new(
-        list, json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "kind",
-                        mz_plan_entry_name(t->kind), "group",
-                        plan->groups[t->group].name, "calls_micro",
-                        (json_int_t)t->calls_micro, "bytes_micro",
-                        (json_int_t)t->bytes_micro, "calls_update",
-                        (json_int_t)t->calls_update, "bytes_update",
-                        (json_int_t)t->bytes_update, "calls_eval",
-                        (json_int_t)t->calls_eval, "bytes_eval",
-                        (json_int_t)t->bytes_eval, "bound", t->bound));
-  }
-  return list;
-}
-
-static json_t *json_memory(const mz_plan_t *plan)
-{
-  json_t *memory = json_object();
-
-  for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
-    json_object_set_new(memory, mz_plan_category_name((mz_category_t)c),
-                        json_integer((json_int_t)plan->category_bytes[c]));
-  return memory;
-}
-
-mz_status_t mz_plan_to_json(const mz_plan_t *plan, char **text_out)
-{
-  const mz_plan_opts_t *o = &plan->opts;
-  json_t *json = json_pack(
-      "{s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}",
-      "world_size", o->world_size, "rank", o->rank, "stage",
-      (json_int_t)o->stage, "micro_sequences", (json_int_t)o->micro_sequences,
-      "sequence_length", (json_int_t)o->sequence_length, "accumulation",
-      (json_int_t)o->accumulation, "arena_bytes", (json_int_t)plan->arena_bytes,
-      "operations", plan->operations, "groups", json_groups(plan), "units",
-      json_units(plan), "memory", json_memory(plan), "buffers",
-      json_buffers(plan), "messages", json_messages(plan));
-
-  *text_out = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
-  json_decref(json);
-  MZ_REQUIRE(*text_out, MZ_ERR_NOMEM, "no memory for the plan as JSON");
+  MZ_TRY(mz_text_add(text, "\n%-22s %6s %14s %14s %14s %14s\n",
+                     "elements (padded here)", "units", "of the model",
+                     "weights here", "gradients here", "optimizer here"));
+  for (int32_t moe = -1; moe < p->num_moes; moe++)
+    MZ_TRY(add_units(p, text, moe));
   return MZ_OK;
+}
+
+static mz_status_t add_memory(const mz_plan_t *p, mz_text_t *text)
+{
+  MZ_TRY(mz_text_add(text, "\n%-22s %12s\n", "memory (peaks)", "GiB"));
+  for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
+    MZ_TRY(mz_text_add(text, "  %-20s %12.6f\n",
+                       mz_category_name((mz_category_t)c),
+                       gib(p->category_bytes[c])));
+  return MZ_TRACE(mz_text_add(text,
+                              "  %-20s %12.6f  peaks at different times may "
+                              "share bytes\n",
+                              "arena, in all", gib(p->arena_bytes)));
+}
+
+static mz_status_t add_messages(const mz_plan_t *p, mz_text_t *text)
+{
+  MZ_TRY(mz_text_add(text, "\n%-22s %-8s %8s %14s %8s %14s %8s %14s\n",
+                     "messages (calls, bytes)", "group", "micro", "", "update",
+                     "", "step", ""));
+  for (int32_t i = 0; i < p->num_traffic; i++) {
+    const mz_traffic_t *t = &p->traffic[i];
+    int64_t a = p->opts.accumulation;
+
+    MZ_TRY(mz_text_add(text,
+                       "  %-20s  %-8s %8" PRId64 " %14" PRId64 " %8" PRId64
+                       " %14" PRId64 " %8" PRId64 " %14" PRId64 "%s\n",
+                       mz_entry_kind_name(t->kind), p->groups[t->group].name,
+                       t->calls_micro, t->bytes_micro, t->calls_update,
+                       t->bytes_update, t->calls_micro * a + t->calls_update,
+                       t->bytes_micro * a + t->bytes_update,
+                       t->bound ? " at most" : ""));
+  }
+  if (p->num_traffic == 0) MZ_TRY(mz_text_add(text, "  none\n"));
+  return MZ_OK;
+}
+
+static mz_status_t add_times(const mz_plan_t *p, mz_text_t *text)
+{
+  const mz_plan_times_t *t = &p->times;
+  double tokens =
+      (double)p->max_tokens * (double)p->opts.accumulation * p->opts.world_size;
+
+  MZ_TRY(mz_text_add(text,
+                     "\noperations             %.4g multiply-adds forward of a "
+                     "micro-batch\n",
+                     p->operations));
+  return MZ_TRACE(mz_text_add(
+      text,
+      "predicted step         %.4g s: computing %.4g, messages %.4g, update "
+      "%.4g; %.4g tokens/s\n",
+      t->step_s, t->compute_s, t->messages_s, t->update_s, tokens / t->step_s));
+}
+
+mz_status_t mz_plan_to_text(const mz_plan_t *plan, char **text_out)
+{
+  mz_text_t text = {0};
+  mz_status_t st;
+
+  *text_out = NULL;
+  MZ_TRY_GOTO(st, add_head(plan, &text), done);
+  MZ_TRY_GOTO(st, add_groups(plan, &text), done);
+  MZ_TRY_GOTO(st, add_model(plan, &text), done);
+  MZ_TRY_GOTO(st, add_memory(plan, &text), done);
+  MZ_TRY_GOTO(st, add_messages(plan, &text), done);
+  MZ_TRY_GOTO(st, add_times(plan, &text), done);
+  *text_out = text.text;
+  text = (mz_text_t){0};
+done:
+  mz_text_free(&text);
+  return st;
 }

@@ -18,16 +18,17 @@ static mz_status_t add_stay(mz_sketch_t *s, int32_t set, int32_t item)
   return MZ_OK;
 }
 
-/* Elements of other sets that are first used after item a and up to item b:
- * the reuse distance between two uses. */
-static int64_t distance(const mz_sketch_t *s, int32_t set, int32_t a, int32_t b)
+/* Elements of other sets that are first used after item a, up to now: the reuse
+ * distance between two uses. Counting stops above @p limit. */
+static int64_t distance(const mz_sketch_t *s, int32_t set, int32_t a,
+                        int64_t limit)
 {
   int64_t sum = 0;
 
-  for (int64_t i = 0; i < s->num_stays; i++)
-    if (s->stays[i].set != set && s->stays[i].first > a &&
-        s->stays[i].first <= b)
-      sum += s->sets[s->stays[i].set].elements;
+  for (int64_t i = s->num_stays - 1; i >= 0 && s->stays[i].first > a; i--) {
+    if (s->stays[i].set != set) sum += s->sets[s->stays[i].set].elements;
+    if (sum > limit) break;
+  }
   return sum;
 }
 
@@ -45,58 +46,80 @@ static int64_t all_gathered(const mz_sketch_t *s)
 static mz_status_t make_stays(mz_sketch_t *s)
 {
   bool all = all_gathered(s) <= s->plan->opts.max_live_parameters;
+  int64_t limit = all ? s->plan->opts.max_reuse_distance : 0;
 
   for (int32_t i = 0; i < s->num_items; i++)
     for (int32_t j = 0; j < s->items[i].num_weights; j++) {
-      int32_t set = s->items[i].weights[j];
-      mz_stay_t *last = NULL;
-      int64_t far;
+      int32_t set = s->items[i].weights[j], at = s->sets[set].last_stay;
+      mz_stay_t *last = at >= 0 ? &s->stays[at] : NULL;
 
       if (!s->sets[set].gathers) continue;
-      for (int64_t k = 0; k < s->num_stays; k++)
-        if (s->stays[k].set == set) last = &s->stays[k];
-      far = last ? distance(s, set, last->last, i) : 0;
-      if (last && (s->items[last->last].pass == s->items[i].pass || far == 0 ||
-                   (all && far <= s->plan->opts.max_reuse_distance)))
+      if (last && (s->items[last->last].pass == s->items[i].pass ||
+                   distance(s, set, last->last, limit) <= limit)) {
         last->last = i;
-      else
-        MZ_TRY(add_stay(s, set, i));
+        continue;
+      }
+      s->sets[set].last_stay = (int32_t)s->num_stays;
+      MZ_TRY(add_stay(s, set, i));
     }
   return MZ_OK;
 }
 
-/* Elements alive at an item of stays before number @p n. */
-static int64_t live_at(const mz_sketch_t *s, int64_t n, int32_t item)
+/* What ends and begins at each item; lists run in order of stays and sets. */
+static void link_items(mz_sketch_t *s)
 {
-  int64_t sum = 0;
-  for (int64_t i = 0; i < n; i++)
-    if (s->stays[i].last >= item) sum += s->sets[s->stays[i].set].elements;
-  return sum;
+  for (int64_t i = 0; i < s->num_items; i++)
+    s->items[i].release = s->items[i].scratch = s->items[i].reduce = -1;
+  for (int64_t i = s->num_stays - 1; i >= 0; i--) {
+    mz_item_t *it = &s->items[s->stays[i].last];
+
+    s->stays[i].next_release = it->release;
+    it->release = (int32_t)i;
+    if (s->stays[i].last + 1 < s->num_items)
+      it[1].ended += s->sets[s->stays[i].set].elements;
+  }
+  for (int64_t i = 1; i < s->num_items; i++)
+    s->items[i].ended += s->items[i - 1].ended;
+  for (int64_t i = s->num_sets - 1; i >= 0; i--) {
+    mz_set_t *set = &s->sets[i];
+
+    if (!set->scatters || set->grad_first < 0) continue;
+    set->next_scratch = s->items[set->grad_first].scratch;
+    s->items[set->grad_first].scratch = (int32_t)i;
+    set->next_reduce = s->items[set->grad_last].reduce;
+    s->items[set->grad_last].reduce = (int32_t)i;
+  }
 }
 
-/* Posts: one stay ahead where buckets and the live limit allow. */
+/* Posts: one stay ahead where buckets and the live limit allow. A stay that
+ * ended before an item began before it, so what lives there is what has begun
+ * less what has ended. */
 static mz_status_t place_posts(mz_sketch_t *s)
 {
   const mz_plan_opts_t *o = &s->plan->opts;
+  int64_t begun = 0, most = 0, peak = 0;
 
   for (int64_t i = 0; i < s->num_stays; i++) {
     mz_stay_t *stay = &s->stays[i];
     int64_t size = s->sets[stay->set].elements;
     int32_t ahead = i ? s->stays[i - 1].first : 0;
-    int64_t live = live_at(s, i, stay->first) + size;
+    int64_t early;
 
-    MZ_REQUIRE(live <= o->max_live_parameters, MZ_ERR_CONFIG,
-               "zero_optimization.stage3_max_live_parameters is %" PRId64
-               ", the largest step needs %" PRId64,
-               o->max_live_parameters, live);
+    begun += size;
+    most = mz_max_i64(most, begun - s->items[stay->first].ended);
+    early = begun - s->items[ahead].ended;
     stay->post = stay->first;
-    if (size <= o->prefetch_bucket_size &&
-        live_at(s, i, ahead) + size <= o->max_live_parameters) {
+    if (size <= o->prefetch_bucket_size && early <= o->max_live_parameters) {
       stay->post = ahead;
-      live = mz_max_i64(live, live_at(s, i, ahead) + size);
+      peak = mz_max_i64(peak, early);
     }
-    s->plan->peak_gathered = mz_max_i64(s->plan->peak_gathered, live);
   }
+  MZ_REQUIRE(most <= o->max_live_parameters, MZ_ERR_CONFIG,
+             "zero_optimization.stage3_max_live_parameters is %" PRId64
+             ", the largest step needs %" PRId64,
+             o->max_live_parameters, most);
+  s->plan->peak_gathered =
+      mz_max_i64(s->plan->peak_gathered, mz_max_i64(peak, most));
   return MZ_OK;
 }
 
@@ -128,29 +151,31 @@ static mz_status_t prepare(mz_sketch_t *s, const mz_set_t *set,
   return MZ_TRACE(mz_emit_op(s->emit, op));
 }
 
+static mz_status_t post_stay(mz_sketch_t *s, mz_stay_t *stay)
+{
+  mz_set_t *set = &s->sets[stay->set];
+
+  MZ_TRY(add_target(s, set, "gathered", s->plan->dtype, &stay->target));
+  return MZ_TRACE(mz_emit_gather_post(s->emit, MZ_ENTRY_PARAMS, set->first_unit,
+                                      set->num_units, stay->target,
+                                      &stay->first_entry, &stay->num_entries));
+}
+
 static mz_status_t before_item(mz_sketch_t *s, int32_t at)
 {
-  for (int64_t i = 0; i < s->num_stays; i++) {
-    mz_stay_t *stay = &s->stays[i];
-    mz_set_t *set = &s->sets[stay->set];
+  for (; s->next_post < s->num_stays && s->stays[s->next_post].post == at;
+       s->next_post++)
+    MZ_TRY(post_stay(s, &s->stays[s->next_post]));
+  for (; s->next_first < s->num_stays && s->stays[s->next_first].first == at;
+       s->next_first++) {
+    const mz_stay_t *stay = &s->stays[s->next_first];
 
-    if (stay->post != at) continue;
-    MZ_TRY(add_target(s, set, "gathered", s->plan->dtype, &stay->target));
-    MZ_TRY(mz_emit_gather_post(s->emit, MZ_ENTRY_PARAMS, set->first_unit,
-                               set->num_units, stay->target, &stay->first_entry,
-                               &stay->num_entries));
-  }
-  for (int64_t i = 0; i < s->num_stays; i++) {
-    mz_stay_t *stay = &s->stays[i];
-
-    if (stay->first != at) continue;
     MZ_TRY(mz_emit_gather_wait(s->emit, stay->first_entry, stay->num_entries));
     MZ_TRY(prepare(s, &s->sets[stay->set], MZ_OP_PREPARE, stay->target, -1));
   }
-  for (int64_t i = 0; i < s->num_sets; i++) {
+  for (int32_t i = s->items[at].scratch; i >= 0; i = s->sets[i].next_scratch) {
     mz_set_t *set = &s->sets[i];
 
-    if (!set->scatters || set->grad_first != at) continue;
     MZ_TRY(add_target(s, set, "scratch", MZ_F32, &set->scratch));
     MZ_TRY(prepare(s, set, MZ_OP_PREPARE, -1, set->scratch));
   }
@@ -159,16 +184,13 @@ static mz_status_t before_item(mz_sketch_t *s, int32_t at)
 
 static mz_status_t after_item(mz_sketch_t *s, int32_t at)
 {
-  for (int64_t i = 0; i < s->num_stays; i++)
-    if (s->stays[i].last == at)
-      MZ_TRY(prepare(s, &s->sets[s->stays[i].set], MZ_OP_RELEASE,
-                     s->stays[i].target, -1));
-  for (int64_t i = 0; i < s->num_sets; i++) {
+  for (int32_t i = s->items[at].release; i >= 0; i = s->stays[i].next_release)
+    MZ_TRY(prepare(s, &s->sets[s->stays[i].set], MZ_OP_RELEASE,
+                   s->stays[i].target, -1));
+  for (int32_t i = s->items[at].reduce; i >= 0; i = s->sets[i].next_reduce) {
     const mz_set_t *set = &s->sets[i];
-
-    if (set->scatters && set->grad_last == at)
-      MZ_TRY(mz_emit_reduce(s->emit, set->first_unit, set->num_units,
-                            set->scratch));
+    MZ_TRY(
+        mz_emit_reduce(s->emit, set->first_unit, set->num_units, set->scratch));
   }
   return MZ_OK;
 }
@@ -237,6 +259,7 @@ static mz_status_t make_walk(mz_emit_t *emit, mz_walk_t walk)
   s.train = walk == MZ_WALK_MICRO;
   MZ_TRY_GOTO(st, mz_sketch_make_items(&s), done);
   MZ_TRY_GOTO(st, make_stays(&s), done);
+  link_items(&s);
   MZ_TRY_GOTO(st, place_posts(&s), done);
   MZ_TRY_GOTO(st, emit_walk(&s), done);
 done:

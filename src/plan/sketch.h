@@ -12,6 +12,8 @@ typedef struct mz_set {
   int64_t elements;
   bool gathers, scatters;                 /* p > 1, g > 1 */
   int32_t grad_first, grad_last, scratch; /* items; plan buffer */
+  int32_t last_stay;                      /* -1: none yet */
+  int32_t next_scratch, next_reduce;      /* of the same item; -1: none */
 } mz_set_t;
 
 typedef struct mz_item {
@@ -20,12 +22,17 @@ typedef struct mz_item {
   bool needs_stats, last_counts;
   int32_t weights[MZ_STEP_MAX_REFS], grads[MZ_STEP_MAX_REFS]; /* sets */
   int32_t num_weights, num_grads;
+  /* what happens at it, heads of lists, -1: nothing: stays that end, sets whose
+   * gradients begin and are whole */
+  int32_t release, scratch, reduce;
+  int64_t ended; /* elements of the stays that ended before it */
 } mz_item_t;
 
-/* One stay of a set's weights. */
+/* One stay of a set's weights. In order of first, and so of post. */
 typedef struct mz_stay {
   int32_t set, first, last, post; /* items */
   int32_t target, first_entry, num_entries;
+  int32_t next_release; /* of the same item; -1: none */
 } mz_stay_t;
 
 typedef struct mz_sketch {
@@ -39,7 +46,8 @@ typedef struct mz_sketch {
   int64_t num_ops, cap_ops, num_items, cap_items, num_sets, num_stays,
       cap_stays;
   int32_t *set_of_unit, *set_of_run;
-  uint8_t *contributed; /* by tensor */
+  int64_t next_post, next_first; /* stays that come next, in their order */
+  uint8_t *contributed;          /* by tensor */
 } mz_sketch_t;
 
 /* items.c: sets and items of the walk sketch->emit->walk. */

@@ -187,6 +187,16 @@ static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
   r->moes = e->results;
 }
 
+/* Adds its number to the error that ended a step. */
+static mz_status_t name_step(const mz_engine_t *e, mz_status_t status)
+{
+  char text[1024];
+
+  if (status == MZ_OK) return MZ_OK;
+  snprintf(text, sizeof text, "%s", mz_error_message());
+  MZ_FAIL(status, "step %" PRId64 ": %s", e->steps + 1, text);
+}
+
 mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                            mz_step_result_t *result_out)
 {
@@ -200,9 +210,10 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
-  MZ_TRY(run_step(engine, data));
+  MZ_TRY(name_step(engine, run_step(engine, data)));
   if (mz_update_worst(engine) != MZ_OK || engine->status != MZ_OK)
-    return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
+    return MZ_TRACE(
+        name_step(engine, mz_comm_agree(engine->comm, engine->status)));
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;

@@ -37,8 +37,7 @@ mz_status_t mz_hooks_fault(const mz_config_values_t *config, int rank,
   if (strcmp(kind, "exit") == 0) raise(SIGKILL);
   while (strcmp(kind, "stall") == 0)
     sleep(1);
-  MZ_FAIL(MZ_ERR_NOMEM, "step %" PRId64 ": no memory (debug.fault %s)", step,
-          config->debug.fault);
+  MZ_FAIL(MZ_ERR_NOMEM, "no memory (debug.fault %s)", config->debug.fault);
 }
 
 void mz_hooks_mark(const char *phase)

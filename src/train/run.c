@@ -74,7 +74,7 @@ static void name_bytes(loop_t *loop)
 
   for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
     loop->bytes[c] =
-        (mz_named_number_t){mz_plan_category_name((mz_category_t)c),
+        (mz_named_number_t){mz_category_name((mz_category_t)c),
                             (double)plan->category_bytes[c]};
 }
 

@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { MAX_RANKS = 8, MAX_COUNT = 64, BLOCK = 80 };
@@ -362,6 +362,50 @@ static void large_and_odd_elements(mz_comm_t *comm)
   }
 }
 
+/* Address space, of which only the pages that are used become memory. Not
+ * calloc: MALLOC_PERTURB_ and sanitizers make it write every page. */
+static uint8_t *map_sparse(size_t bytes)
+{
+  void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+  if (map == MAP_FAILED) give_up();
+  return map;
+}
+
+/* Blocks beyond element 2^31 of a buffer of which few pages are touched. */
+static void far_displacements(mz_comm_t *comm)
+{
+  static const int64_t far = ((int64_t)1 << 31) + 5;
+  int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
+  int64_t counts[MAX_RANKS], displs[MAX_RANKS];
+  size_t bytes = (size_t)far + MAX_RANKS;
+  uint8_t *send = map_sparse(bytes), *recv = map_sparse(bytes);
+  mz_ticket_t ticket;
+
+  for (int r = 0; r < size; r++) {
+    counts[r] = 1;
+    displs[r] = r % 2 ? r : far + r;
+    send[displs[r]] = (uint8_t)value_of(1, rank, r, 0);
+  }
+  MUST(mz_comm_post(comm, MZ_LANE_BULK,
+                    &(mz_msg_t){.kind = MZ_MSG_EXCHANGE,
+                                .element_bytes = 1,
+                                .send = send,
+                                .recv = recv,
+                                .send_counts = counts,
+                                .send_displs = displs,
+                                .recv_counts = counts,
+                                .recv_displs = displs,
+                                .bound = far + size},
+                    &ticket));
+  MUST(mz_comm_wait(comm, ticket));
+  for (int r = 0; r < size; r++)
+    CHECK(recv[displs[r]] == (uint8_t)value_of(1, r, rank, 0));
+  munmap(recv, bytes);
+  munmap(send, bytes);
+}
+
 static void small_collectives(mz_comm_t *comm)
 {
   int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
@@ -498,9 +542,10 @@ static void refused_options(void)
 static void run_cases(MPI_Comm world, const mz_comm_opts_t *opts)
 {
   static void (*const cases[])(mz_comm_t *) = {
-      one_at_a_time,  many_in_two_lanes,      full_ring,
-      late_bound,     large_and_odd_elements, small_collectives,
-      refused_groups, refused_messages,       names_and_position};
+      one_at_a_time,     many_in_two_lanes,      full_ring,
+      late_bound,        large_and_odd_elements, far_displacements,
+      small_collectives, refused_groups,         refused_messages,
+      names_and_position};
 
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     mz_comm_t *comm = NULL;

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Layout does not matter: TINY on any (ranks, ep_size, stage, accumulation)
- * equals one rank. Layouts of fewer ranks run on a part of the ranks.
- * Usage: rank_layouts all|cover|stage S [KEY=VALUE]... */
+ * equals one rank with the same micro-batches. Layouts of fewer ranks run on a
+ * part of the ranks. Variants of the configuration follow each other:
+ *   rank_layouts all|cover [OWN=N]... [KEY=VALUE]... [-- ...]...
+ * OWN is batch, experts or seed, the first one to try.
+ * "cover" takes every third layout, the next variant the layouts after those.
+ * Prints a line a variant. Exit code 0: all agree. */
 #include "tiny.h"
 
 #include "base/check.h"
@@ -10,18 +14,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ASSIGNMENTS = 24, STEPS = 10 };
+enum { MAX_ASSIGNMENTS = 24, OWN = 6, STEPS = 10, MAX_SEEDS = 16 };
 
-typedef struct plan_of_tests {
+static const double bound = 1e-5;
+
+typedef struct variant {
   const char *given[MAX_ASSIGNMENTS];
   int num_given;
-  int batch;
+  int batch, experts, seed;
   int world, rank;
   int num_run, num_failed;
-  double bound, worst;
-} tests_t;
+  double worst, gap;
+  char worst_what[96];
+} variant_t;
 
-static int assemble(const tests_t *t, char own[][64], int ep, int stage,
+static int assemble(const variant_t *v, char own[][64], int ep, int stage,
                     int micro, const char **all)
 {
   int n = 0;
@@ -29,38 +36,42 @@ static int assemble(const tests_t *t, char own[][64], int ep, int stage,
   snprintf(own[0], 64, "moe.ep_size=%d", ep);
   snprintf(own[1], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[2], 64, "train_micro_batch_size_per_gpu=%d", micro);
-  snprintf(own[3], 64, "train_batch_size=%d", t->batch);
-  while (n < 4)
-    all[n] = own[n], n++;
-  for (int i = 0; i < t->num_given; i++)
-    all[n++] = t->given[i];
+  snprintf(own[3], 64, "train_batch_size=%d", v->batch);
+  snprintf(own[4], 64, "moe.num_experts=%d", v->experts);
+  snprintf(own[5], 64, "train.seed=%d", v->seed);
+  for (; n < OWN; n++)
+    all[n] = own[n];
+  for (int i = 0; i < v->num_given; i++)
+    all[n++] = v->given[i];
   return n;
 }
 
-static void report(tests_t *t, const char *name, mz_status_t st, double apart,
-                   const char *what, double gap)
+static void report(variant_t *v, const char *name, mz_status_t st, double apart,
+                   const char *what)
 {
-  int ok = st == MZ_OK && apart <= t->bound && gap > 1e-5;
+  int ok = st == MZ_OK && apart <= bound;
   int all_ok = 0;
 
-  t->num_run++;
-  if (st == MZ_OK && apart > t->worst) t->worst = apart;
+  v->num_run++;
+  if (st == MZ_OK && apart > v->worst) {
+    v->worst = apart;
+    snprintf(v->worst_what, sizeof v->worst_what, "%s, %s", what, name);
+  }
   MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (all_ok) return;
-  t->num_failed++;
+  v->num_failed++;
   if (!ok)
-    fprintf(stderr, "rank %d: %s: %s, %g apart in %s, gate gap %g\n%s\n",
-            t->rank, name, mz_status_text(st), apart, what, gap,
-            st ? mz_error_last() : "");
+    fprintf(stderr, "rank %d: %s: %s, %g apart in %s\n%s\n", v->rank, name,
+            mz_status_text(st), apart, what, st ? mz_error_last() : "");
 }
 
-static void try_layout(tests_t *t, const tiny_run_t *reference, int np, int ep,
-                       int stage, int accumulation)
+static void try_layout(variant_t *v, const tiny_run_t *reference, int np,
+                       int ep, int stage, int accumulation)
 {
-  char own[4][64], name[128];
-  const char *all[MAX_ASSIGNMENTS + 4], *what = "nothing";
-  int micro = t->batch / np / accumulation;
-  int n = assemble(t, own, ep, stage, micro, all);
+  char own[OWN][64], name[64];
+  const char *all[MAX_ASSIGNMENTS + OWN], *what = "nothing";
+  int micro = v->batch / np / accumulation;
+  int n = assemble(v, own, ep, stage, micro, all);
   MPI_Comm part;
   tiny_run_t run = {0};
   mz_status_t st = MZ_OK;
@@ -68,71 +79,116 @@ static void try_layout(tests_t *t, const tiny_run_t *reference, int np, int ep,
 
   snprintf(name, sizeof name, "np %d ep %d stage %d accumulation %d", np, ep,
            stage, accumulation);
-  MPI_Comm_split(MPI_COMM_WORLD, t->rank < np ? 0 : MPI_UNDEFINED, t->rank,
+  MPI_Comm_split(MPI_COMM_WORLD, v->rank < np ? 0 : MPI_UNDEFINED, v->rank,
                  &part);
   if (part != MPI_COMM_NULL) {
     st = tiny_run(all, n, part, STEPS, &run);
     if (st == MZ_OK) apart = tiny_compare(reference, &run, &what);
     MPI_Comm_free(&part);
   }
-  report(t, name, st, apart, what, reference->min_gap);
+  report(v, name, st, apart, what);
   tiny_run_free(&run);
 }
 
-static int covered(const char *set, int index)
+/* Everything divides; a batch of 6 is there for 3 ranks. */
+static int fits(const variant_t *v, int np, int ep, int accumulation)
 {
-  if (strcmp(set, "all") == 0) return 1;
-  return index % 3 == 0; /* a third, each value of each factor among them */
+  return np % ep == 0 && v->experts % ep == 0 &&
+         v->batch % (np * accumulation) == 0;
 }
 
-static mz_status_t run_all(tests_t *t, const char *set, int only_stage)
+static void try_layouts(variant_t *v, const tiny_run_t *references, int all,
+                        int place)
 {
-  char own[4][64];
-  const char *all[MAX_ASSIGNMENTS + 4];
-  tiny_run_t reference[2] = {{0}};
-  mz_status_t st = MZ_OK;
   int index = 0;
 
-  for (int a = 1; a <= 2 && st == MZ_OK; a++)
-    st = tiny_run(all, assemble(t, own, 1, 0, t->batch / a, all), MPI_COMM_SELF,
-                  STEPS, &reference[a - 1]);
-  MZ_TRY(st);
-  for (int np = 1; np <= t->world; np++)
+  for (int np = 1; np <= v->world; np++)
     for (int ep = 1; ep <= np; ep++)
       for (int stage = 0; stage <= 3; stage++)
         for (int a = 1; a <= 2; a++) {
-          if (np % ep || ep == 3 || t->batch % (np * a)) continue;
-          if (np == 3 && t->batch != 6) continue;
-          if (only_stage >= 0 && stage != only_stage) continue;
-          if (covered(set, index++))
-            try_layout(t, &reference[a - 1], np, ep, stage, a);
+          if (!fits(v, np, ep, a)) continue;
+          if (all || (index + place) % 3 == 0)
+            try_layout(v, &references[a - 1], np, ep, stage, a);
+          index++;
         }
-  tiny_run_free(&reference[0]);
-  tiny_run_free(&reference[1]);
+}
+
+static mz_status_t run_references(variant_t *v, tiny_run_t *references)
+{
+  char own[OWN][64];
+  const char *all[MAX_ASSIGNMENTS + OWN];
+
+  v->gap = 1;
+  for (int a = 1; a <= 2; a++) {
+    tiny_run_t *run = &references[a - 1];
+    int n = assemble(v, own, 1, 0, v->batch / a, all);
+
+    tiny_run_free(run);
+    MZ_TRY(tiny_run(all, n, MPI_COMM_SELF, STEPS, run));
+    if (run->min_gap < v->gap) v->gap = run->min_gap;
+  }
   return MZ_OK;
+}
+
+/* Rounding may flip a near-tie of the gate: the first seed without one. */
+static mz_status_t find_references(variant_t *v, tiny_run_t *references)
+{
+  for (int i = 0; i < MAX_SEEDS; i++, v->seed++) {
+    MZ_TRY(run_references(v, references));
+    if (v->gap > 1e-5) return MZ_OK;
+  }
+  MZ_FAIL(MZ_ERR_DATA, "a gate gap of %g at every seed", v->gap);
+}
+
+static int run_variant(variant_t *v, int all, int place)
+{
+  tiny_run_t references[2] = {{0}};
+  mz_status_t st = find_references(v, references);
+
+  if (st == MZ_OK)
+    try_layouts(v, references, all, place);
+  else
+    fprintf(stderr, "rank %d: %s\n", v->rank, mz_error_last());
+  tiny_run_free(&references[0]);
+  tiny_run_free(&references[1]);
+  if (v->rank == 0)
+    printf("%d layouts, %d differ, at most %.2g apart (%s), gate gap %.2g, "
+           "seed %d: %s\n",
+           v->num_run, v->num_failed, v->worst, v->worst_what, v->gap, v->seed,
+           v->num_given ? v->given[0] : "plain");
+  return st == MZ_OK && v->num_failed == 0 && v->num_run > 0;
+}
+
+/* Takes the words up to "--". @return the place after it. */
+static int read_variant(int argc, char **argv, int at, variant_t *v)
+{
+  *v = (variant_t){.batch = 8, .experts = 4, .seed = 1234};
+  MPI_Comm_rank(MPI_COMM_WORLD, &v->rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &v->world);
+  for (; at < argc && strcmp(argv[at], "--") != 0; at++) {
+    if (strncmp(argv[at], "batch=", 6) == 0)
+      v->batch = atoi(argv[at] + 6);
+    else if (strncmp(argv[at], "experts=", 8) == 0)
+      v->experts = atoi(argv[at] + 8);
+    else if (strncmp(argv[at], "seed=", 5) == 0)
+      v->seed = atoi(argv[at] + 5);
+    else if (v->num_given < MAX_ASSIGNMENTS)
+      v->given[v->num_given++] = argv[at];
+  }
+  return at + 1;
 }
 
 int main(int argc, char **argv)
 {
-  tests_t t = {.batch = 8, .bound = 1e-5};
-  int provided, first = 2, stage = -1;
-  mz_status_t st;
+  int provided, place = 0, at = 2, good = 1;
+  variant_t v;
 
+  if (argc < 2) return 2;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
-  MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &t.world);
-  if (argc > 2 && strcmp(argv[1], "stage") == 0) stage = atoi(argv[first++]);
-  for (int i = first; i < argc && t.num_given < MAX_ASSIGNMENTS; i++) {
-    if (strncmp(argv[i], "batch=", 6) == 0)
-      t.batch = atoi(argv[i] + 6);
-    else
-      t.given[t.num_given++] = argv[i];
-  }
-  st = run_all(&t, argc > 1 ? argv[1] : "cover", stage);
-  if (st) fprintf(stderr, "rank %d: %s\n", t.rank, mz_error_last());
-  if (t.rank == 0)
-    printf("%d layouts, %d differ, at most %.2g apart\n", t.num_run,
-           t.num_failed, t.worst);
+  do {
+    at = read_variant(argc, argv, at, &v);
+    good = run_variant(&v, strcmp(argv[1], "all") == 0, place++) && good;
+  } while (at < argc);
   MPI_Finalize();
-  return st != MZ_OK || t.num_failed > 0 || t.num_run == 0;
+  return !good;
 }

@@ -45,8 +45,7 @@ void tiny_destroy(tiny_t *tiny)
   mz_config_destroy(&tiny->config);
 }
 
-/* Token t of sample s of a step: a noisy second-order sequence. */
-static int32_t token(int64_t step, int64_t sample, int64_t t)
+int32_t tiny_token(int64_t step, int64_t sample, int64_t t)
 {
   mz_random_t random =
       mz_random_make(77, (uint32_t)step, MZ_PURPOSE_SAMPLER, (uint32_t)sample);
@@ -56,44 +55,75 @@ static int32_t token(int64_t step, int64_t sample, int64_t t)
                             : bits / 5 % TINY_VOCAB);
 }
 
-mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out)
-{
-  const mz_config_values_t *v = mz_config_values(tiny->config);
-  int64_t m = v->train_micro_batch_size_per_gpu, s = v->data.sequence_length;
-  int64_t a = v->gradient_accumulation_steps;
+/* This rank's part of a global batch. */
+typedef struct batch {
   int32_t tokens[TINY_MAX_BATCH * TINY_SEQUENCE];
   int32_t labels[TINY_MAX_BATCH * TINY_SEQUENCE];
   int64_t samples[TINY_MAX_BATCH];
   int32_t sequences[TINY_MAX_BATCH];
+  mz_step_data_t data;
+} batch_t;
+
+static void fill_row(const tiny_t *tiny, batch_t *b, int64_t row,
+                     int64_t sample)
+{
+  int64_t length = mz_config_values(tiny->config)->data.sequence_length;
+  int64_t step = mz_engine_steps(tiny->engine);
+  int32_t (*token)(int64_t, int64_t, int64_t) =
+      tiny->token ? tiny->token : tiny_token;
+
+  b->samples[row] = sample;
+  for (int64_t t = 0; t < length; t++) {
+    b->tokens[row * length + t] = token(step, sample, t);
+    b->labels[row * length + t] = token(step, sample, t + 1);
+  }
+}
+
+static mz_status_t fill_batch(const tiny_t *tiny, batch_t *b)
+{
+  const mz_config_values_t *v = mz_config_values(tiny->config);
+  int64_t m = v->train_micro_batch_size_per_gpu;
+  int64_t a = v->gradient_accumulation_steps;
   int rank, size;
-  mz_step_data_t data = {.num_micro = (int32_t)a,
-                         .tokens = tokens,
-                         .labels = labels,
-                         .samples = samples,
-                         .sequences = sequences,
-                         .max_sequences = sequences};
 
   MPI_Comm_rank(tiny->comm, &rank);
   MPI_Comm_size(tiny->comm, &size);
-  MZ_REQUIRE(m * a <= TINY_MAX_BATCH && s <= TINY_SEQUENCE, MZ_ERR_ARG,
-             "the batch is larger than a test's");
+  MZ_REQUIRE(m * a <= TINY_MAX_BATCH &&
+                 v->data.sequence_length <= TINY_SEQUENCE,
+             MZ_ERR_ARG, "the batch is larger than a test's");
+  b->data = (mz_step_data_t){.num_micro = (int32_t)a,
+                             .tokens = b->tokens,
+                             .labels = b->labels,
+                             .samples = b->samples,
+                             .sequences = b->sequences,
+                             .max_sequences = b->sequences};
   for (int64_t j = 0; j < a; j++) {
-    sequences[j] = (int32_t)m;
-    for (int64_t i = 0; i < m; i++) {
-      int64_t row = j * m + i, sample = j * m * size + rank * m + i;
-
-      samples[row] = sample;
-      for (int64_t t = 0; t < s; t++) {
-        tokens[row * s + t] = token(mz_engine_steps(tiny->engine), sample, t);
-        labels[row * s + t] =
-            token(mz_engine_steps(tiny->engine), sample, t + 1);
-      }
-    }
+    b->sequences[j] = (int32_t)m;
+    for (int64_t i = 0; i < m; i++)
+      fill_row(tiny, b, j * m + i,
+               tiny->first_sample + j * m * size + rank * m + i);
   }
-  return MZ_TRACE(mz_engine_step(tiny->engine, &data, result_out));
+  return MZ_OK;
 }
 
-static mz_status_t read_all(tiny_t *tiny, tiny_run_t *run)
+mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out)
+{
+  batch_t b;
+
+  MZ_TRY(fill_batch(tiny, &b));
+  return MZ_TRACE(mz_engine_step(tiny->engine, &b.data, result_out));
+}
+
+mz_status_t tiny_eval(tiny_t *tiny, double *loss_sum_out, int64_t *labels_out)
+{
+  batch_t b;
+
+  MZ_TRY(fill_batch(tiny, &b));
+  return MZ_TRACE(
+      mz_engine_eval(tiny->engine, &b.data, loss_sum_out, labels_out));
+}
+
+mz_status_t tiny_read(tiny_t *tiny, mz_tensor_part_t part, tiny_run_t *run)
 {
   int n = mz_decl_num_tensors(tiny->decl);
 
@@ -108,8 +138,8 @@ static mz_status_t read_all(tiny_t *tiny, tiny_run_t *run)
   run->num_values = run->offsets[n];
   MZ_TRY(mz_new(run->num_values, "values", &run->values));
   for (int t = 0; t < n; t++)
-    MZ_TRY(mz_engine_read(tiny->engine, t, MZ_PART_WEIGHTS,
-                          run->values + run->offsets[t]));
+    MZ_TRY(
+        mz_engine_read(tiny->engine, t, part, run->values + run->offsets[t]));
   return MZ_TRACE(mz_engine_param_hash(tiny->engine, &run->hash));
 }
 
@@ -130,7 +160,7 @@ mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,
     run_out->norm[i] = result.grad_norm;
     run_out->min_gap = fmin(run_out->min_gap, result.min_gap);
   }
-  MZ_TRY_GOTO(st, read_all(&tiny, run_out), done);
+  MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_WEIGHTS, run_out), done);
 done:
   tiny_destroy(&tiny);
   return st;

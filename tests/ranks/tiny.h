@@ -28,14 +28,26 @@ typedef struct tiny {
   mz_decl_t *decl;
   mz_engine_t *engine;
   MPI_Comm comm;
+  /* what a test may set before a step */
+  int64_t first_sample; /* of the global batch */
+  int32_t (*token)(int64_t step, int64_t sample, int64_t t); /* NULL: ours */
 } tiny_t;
 
 mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
                         tiny_t *tiny_out);
 void tiny_destroy(tiny_t *tiny);
 
+/* Token t of a sample of a step: a noisy sequence. */
+int32_t tiny_token(int64_t step, int64_t sample, int64_t t);
+
 /* One optimizer step on the global batch of that step. */
 mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out);
+
+/* Forward only over the batch of the next step. */
+mz_status_t tiny_eval(tiny_t *tiny, double *loss_sum_out, int64_t *labels_out);
+
+/* All tensors of a part, and the hash of the parameters, into run's fields. */
+mz_status_t tiny_read(tiny_t *tiny, mz_tensor_part_t part, tiny_run_t *run);
 
 /* create, num_steps steps, read everything, destroy. */
 mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,

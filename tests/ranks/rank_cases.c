@@ -1,0 +1,503 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Cases that need data, routes or gradients of their own:
+ *   rank_cases routes     2 ranks: each rank uses one expert of four only
+ *   rank_cases ragged     2 ranks: one has half the tokens, tokens drop
+ *   rank_cases norm FILE  4 ranks: injected gradients of a known norm; FILE is
+ *                         written
+ *   rank_cases divide     8 ranks: (ranks, experts, ep_size) that divide, and
+ *                         those that do not
+ * Exit code 0: all is right. */
+#include "tiny.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "train/engine_impl.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_GIVEN = 16, NUM_STAGES = 4, VALUE = 256, TOP = TINY_VOCAB / 2 };
+
+typedef struct given {
+  char values[MAX_GIVEN][VALUE];
+  const char *all[MAX_GIVEN];
+  int num;
+} given_t;
+
+static int world_rank, num_failed;
+
+__attribute__((format(printf, 2, 3))) static void give(given_t *g,
+                                                       const char *format, ...)
+{
+  va_list args;
+
+  va_start(args, format);
+  vsnprintf(g->values[g->num], VALUE, format, args);
+  va_end(args);
+  g->all[g->num] = g->values[g->num];
+  g->num++;
+}
+
+/* All ranks agree on whether a case passed. */
+static void report(mz_status_t st, const char *name, int number)
+{
+  int ok = st == MZ_OK, all_ok;
+
+  if (!ok)
+    fprintf(stderr, "rank %d: %s %d: %s\n", world_rank, name, number,
+            mz_error_last());
+  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  num_failed += !all_ok;
+  if (world_rank == 0 && all_ok) printf("%s %d: right\n", name, number);
+}
+
+/* --- routes: ids below TOP go to expert 0, the others to expert 3 --- */
+
+static void give_routes(given_t *g)
+{
+  char table[VALUE] = "";
+  size_t at = 0;
+
+  for (int i = 0; i < TINY_VOCAB; i++)
+    at += (size_t)snprintf(table + at, sizeof table - at, "%s%d", i ? "," : "",
+                           i < TOP ? 0 : 3);
+  give(g, "debug.route_table=[%s]", table);
+  give(g, "moe.k=1");
+  give(g, "optimizer.params.weight_decay=0");
+}
+
+/* Sample 0, of rank 0, has ids below TOP only, sample 1 the others only. */
+static int32_t sided_token(int64_t step, int64_t sample, int64_t t)
+{
+  return tiny_token(step, sample, t) % TOP + (int32_t)(sample % 2) * TOP;
+}
+
+static mz_status_t check_counts(const mz_step_result_t *r)
+{
+  MZ_REQUIRE(r->num_moes == 2, MZ_ERR_DATA, "%d MoE layers", r->num_moes);
+  for (int m = 0; m < r->num_moes; m++)
+    for (int e = 0; e < 4; e++) {
+      int64_t wanted = e == 0 || e == 3 ? 16 : 0;
+      MZ_REQUIRE(r->moes[m].routed[e] == wanted && r->moes[m].kept[e] == wanted,
+                 MZ_ERR_DATA,
+                 "layer %d expert %d: routed %" PRId64 ", kept %" PRId64
+                 ", need %" PRId64,
+                 m, e, r->moes[m].routed[e], r->moes[m].kept[e], wanted);
+    }
+  return MZ_OK;
+}
+
+/* The local mean gradient of rank 0's sequence, on one rank. */
+static mz_status_t local_grads(tiny_run_t *grads)
+{
+  given_t g = {.num = 0};
+  mz_step_result_t result;
+  tiny_t tiny;
+  mz_status_t st;
+
+  give_routes(&g);
+  give(&g, "train_batch_size=1");
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_SELF, &tiny), done);
+  tiny.token = sided_token;
+  MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
+  MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_GRADS, grads), done);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+/* Expert 0 hears of rank 0 only: half of that rank's mean. */
+static mz_status_t check_expert_0(const tiny_run_t *local,
+                                  const tiny_run_t *grads)
+{
+  int checked = 0;
+
+  for (int t = 0; t < grads->num_tensors; t++) {
+    double sum = 0, square = 0;
+
+    if (!strstr(grads->names[t], ".experts.0.")) continue;
+    for (int64_t i = grads->offsets[t]; i < grads->offsets[t + 1]; i++) {
+      double half = local->values[i] / 2.0, d = grads->values[i] - half;
+      square += half * half;
+      sum += d * d;
+    }
+    MZ_REQUIRE(square > 0 && sqrt(sum) <= 1e-5 * sqrt(square), MZ_ERR_DATA,
+               "%s: %g apart from half of the local gradient, norm %g",
+               grads->names[t], sqrt(sum), sqrt(square));
+    checked++;
+  }
+  MZ_REQUIRE(checked == 8, MZ_ERR_DATA, "%d tensors of expert 0", checked);
+  return MZ_OK;
+}
+
+static mz_status_t check_idle(const tiny_run_t *before, const tiny_run_t *after)
+{
+  for (int t = 0; t < before->num_tensors; t++) {
+    const char *name = before->names[t];
+    bool idle = strstr(name, ".experts.1.") || strstr(name, ".experts.2.");
+    int64_t at = before->offsets[t], n = before->offsets[t + 1] - at;
+    bool same = memcmp(before->values + at, after->values + at,
+                       (size_t)n * sizeof(float)) == 0;
+
+    MZ_REQUIRE(same == idle, MZ_ERR_DATA, "%s is %s", name,
+               same ? "unchanged" : "changed");
+  }
+  return MZ_OK;
+}
+
+static mz_status_t walk_routes(tiny_t *tiny, const tiny_run_t *local,
+                               double *losses)
+{
+  tiny_run_t before = {0}, grads = {0}, after = {0};
+  mz_step_result_t result;
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, tiny_read(tiny, MZ_PART_WEIGHTS, &before), done);
+  for (int i = 0; i < 10; i++) {
+    MZ_TRY_GOTO(st, tiny_step(tiny, &result), done);
+    MZ_TRY_GOTO(st, check_counts(&result), done);
+    losses[i] = result.loss;
+    if (i > 0) continue;
+    MZ_TRY_GOTO(st, tiny_read(tiny, MZ_PART_GRADS, &grads), done);
+    MZ_TRY_GOTO(st, check_expert_0(local, &grads), done);
+  }
+  MZ_TRY_GOTO(st, tiny_read(tiny, MZ_PART_WEIGHTS, &after), done);
+  MZ_TRY_GOTO(st, check_idle(&before, &after), done);
+done:
+  tiny_run_free(&before);
+  tiny_run_free(&grads);
+  tiny_run_free(&after);
+  return st;
+}
+
+static mz_status_t try_routes(int stage, const tiny_run_t *local,
+                              const double *plain, double *losses)
+{
+  given_t g = {.num = 0};
+  tiny_t tiny;
+  mz_status_t st;
+
+  give_routes(&g);
+  give(&g, "train_batch_size=2");
+  give(&g, "zero_optimization.stage=%d", stage);
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
+  tiny.token = sided_token;
+  MZ_TRY_GOTO(st, walk_routes(&tiny, local, losses), done);
+  for (int i = 0; i < 10; i++)
+    MZ_REQUIRE_GOTO(fabs(losses[i] - plain[i]) <= 1e-5 * plain[i], st, done,
+                    MZ_ERR_DATA, "step %d: loss %.9g, stage 0: %.9g", i + 1,
+                    losses[i], plain[i]);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static void case_routes(void)
+{
+  double losses[NUM_STAGES][10];
+  tiny_run_t local = {0};
+
+  report(local_grads(&local), "local gradient", 0);
+  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
+    report(try_routes(stage, &local, losses[0], losses[stage]), "routes, stage",
+           stage);
+  tiny_run_free(&local);
+}
+
+/* --- ragged: 16 tokens on rank 0, 8 on rank 1; 4 places an expert --- */
+
+static void give_ragged(given_t *g, const char *lengths, int batch, int ep)
+{
+  give(g, "debug.tokens_per_rank=%s", lengths);
+  give(g, "train_batch_size=%d", batch);
+  give(g, "moe.ep_size=%d", ep);
+  give(g, "moe.k=1");
+  give(g, "moe.drop_tokens=true");
+  give(g, "moe.capacity_factor=1.0");
+  give(g, "moe.eval_capacity_factor=1.0");
+}
+
+/* What one rank computes of a sample with the capacity that both have: 4 by
+ * min_capacity where its own tokens would give less. */
+static mz_status_t lone_loss(int64_t sample, int tokens, double *sum_out)
+{
+  given_t g = {.num = 0};
+  char lengths[16];
+  mz_step_result_t result;
+  tiny_t tiny;
+  mz_status_t st;
+
+  snprintf(lengths, sizeof lengths, "[%d]", tokens);
+  give_ragged(&g, lengths, 1, 1);
+  give(&g, "moe.min_capacity=4");
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_SELF, &tiny), done);
+  tiny.first_sample = sample;
+  MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
+  *sum_out = result.lm_loss * tokens;
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static mz_status_t check_capacity(const tiny_t *tiny)
+{
+  for (int m = 0; m < tiny->engine->plan->num_moes; m++)
+    MZ_REQUIRE(tiny->engine->moes[m].call.capacity == 4, MZ_ERR_DATA,
+               "layer %d: capacity %d, need 4", m,
+               tiny->engine->moes[m].call.capacity);
+  return MZ_OK;
+}
+
+static mz_status_t check_ragged(const mz_step_result_t *r, double expected)
+{
+  int64_t routed = 0, kept = 0;
+
+  MZ_REQUIRE(r->labels == 24 && r->tokens == 24, MZ_ERR_DATA,
+             "%" PRId64 " labels, %" PRId64 " tokens, need 24", r->labels,
+             r->tokens);
+  MZ_REQUIRE(fabs(r->loss - expected) <= 1e-5 * expected, MZ_ERR_DATA,
+             "loss %.9g, sum / 24 is %.9g", r->loss, expected);
+  for (int e = 0; e < 4; e++) {
+    routed += r->moes[0].routed[e];
+    kept += r->moes[0].kept[e];
+    MZ_REQUIRE(r->moes[0].kept[e] <= 8, MZ_ERR_DATA,
+               "expert %d keeps %" PRId64 " of two times 4", e,
+               r->moes[0].kept[e]);
+  }
+  MZ_REQUIRE(routed == 24 && kept < routed, MZ_ERR_DATA,
+             "routed %" PRId64 ", kept %" PRId64 ": nothing was dropped",
+             routed, kept);
+  return MZ_OK;
+}
+
+static mz_status_t try_ragged(int stage, double expected)
+{
+  given_t g = {.num = 0};
+  mz_step_result_t result;
+  tiny_t tiny;
+  double sum;
+  int64_t labels;
+  mz_status_t st;
+
+  give_ragged(&g, "[16,8]", 2, 2);
+  give(&g, "moe.min_capacity=0");
+  give(&g, "zero_optimization.stage=%d", stage);
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
+  MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
+  MZ_TRY_GOTO(st, check_capacity(&tiny), done);
+  MZ_TRY_GOTO(st, check_ragged(&result, expected), done);
+  MZ_TRY_GOTO(st, tiny_eval(&tiny, &sum, &labels), done);
+  MZ_TRY_GOTO(st, check_capacity(&tiny), done);
+  MZ_REQUIRE_GOTO(labels == 24 && sum > 0, st, done, MZ_ERR_DATA,
+                  "evaluation: %" PRId64 " labels, sum %g", labels, sum);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static void case_ragged(void)
+{
+  double sums[2] = {0};
+  mz_status_t st = lone_loss(0, 16, &sums[0]);
+
+  if (st == MZ_OK) st = lone_loss(1, 8, &sums[1]);
+  report(st, "one rank", 0);
+  for (int stage = 0; stage < NUM_STAGES; stage++)
+    report(try_ragged(stage, (sums[0] + sums[1]) / 24), "ragged, stage", stage);
+}
+
+/* --- norm: 4 in a dense tensor, 3 in expert 0, NaN in all padding --- */
+
+static mz_status_t write_norms(const char *path)
+{
+  FILE *file = fopen(path, "w");
+  bool whole;
+
+  MZ_REQUIRE(file, MZ_ERR_IO, "%s: cannot write", path);
+  whole = fputs("{\"h.0.attn.qkv.weight\": 4, "
+                "\"h.1.moe.experts.0.up.weight\": 3}\n",
+                file) >= 0;
+  whole = fclose(file) == 0 && whole;
+  MZ_REQUIRE(whole, MZ_ERR_IO, "%s: cannot write", path);
+  return MZ_OK;
+}
+
+static mz_status_t try_norm(int stage, const char *path)
+{
+  given_t g = {.num = 0};
+  mz_step_result_t result;
+  tiny_run_t after = {0};
+  tiny_t tiny;
+  mz_status_t st;
+
+  give(&g, "debug.inject_grads=\"%s\"", path);
+  give(&g, "zero_optimization.stage=%d", stage);
+  give(&g, "moe.ep_size=2");
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
+  MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
+  MZ_REQUIRE_GOTO(fabs(result.grad_norm - 5) <= 1e-5 && !result.skipped, st,
+                  done, MZ_ERR_DATA, "norm %.9g, need 5; culprit \"%s\"",
+                  result.grad_norm, result.culprit);
+  MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_WEIGHTS, &after), done);
+  for (int64_t i = 0; i < after.num_values; i++)
+    MZ_REQUIRE_GOTO(isfinite(after.values[i]), st, done, MZ_ERR_DATA,
+                    "element %" PRId64 " is not finite", i);
+done:
+  tiny_run_free(&after);
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static void case_norm(const char *path)
+{
+  report(world_rank == 0 ? write_norms(path) : MZ_OK, "norms", 0);
+  for (int stage = 0; stage < NUM_STAGES; stage++)
+    report(try_norm(stage, path), "norm, stage", stage);
+}
+
+/* --- divide --- */
+
+typedef struct division {
+  int ranks, ep;
+  const char *experts, *more;
+} division_t;
+
+static const division_t valid[] = {
+    {1, 1, "8", NULL}, {3, 1, "8", NULL},
+    {4, 2, "8", NULL}, {4, 4, "8", NULL},
+    {8, 4, "4", NULL}, {4, 4, "[0,4,8]", "model.num_hidden_layers=3"}};
+
+static const division_t invalid[] = {
+    {3, 2, "8", "num_experts 8, moe.ep_size 2, 3 ranks"},
+    {3, 2, "9", "num_experts 9, moe.ep_size 2, 3 ranks"},
+    {3, 3, "8", "num_experts 8, moe.ep_size 3, 3 ranks"},
+    {4, 4, "6", "num_experts 6, moe.ep_size 4, 4 ranks"},
+    {2, 4, "8", "num_experts 8, moe.ep_size 4, 2 ranks"},
+    {4, 3, "8", "num_experts 8, moe.ep_size 3, 4 ranks"},
+    {4, 0, "8", "moe.ep_size"},
+    {4, -1, "8", "moe.ep_size"},
+    {8, 8, "4", "num_experts 4, moe.ep_size 8, 8 ranks"}};
+
+static mz_status_t check_statistics(const tiny_t *tiny,
+                                    const mz_step_result_t *r)
+{
+  bool dense = false;
+
+  for (int t = 0; t < mz_decl_num_tensors(tiny->decl); t++) {
+    const char *name = mz_decl_tensor_name(tiny->decl, t);
+    dense = dense || strncmp(name, "h.0.mlp.", 8) == 0;
+    MZ_REQUIRE(strncmp(name, "h.0.moe.", 8) != 0, MZ_ERR_DATA, "%s in block 0",
+               name);
+  }
+  MZ_REQUIRE(dense && r->num_moes == 2 && r->moes[0].num_experts == 4 &&
+                 r->moes[1].num_experts == 8,
+             MZ_ERR_DATA, "%d MoE layers of %d and %d experts", r->num_moes,
+             r->moes[0].num_experts, r->moes[1].num_experts);
+  return MZ_OK;
+}
+
+static mz_status_t step_once(const division_t *d, MPI_Comm comm, int ep,
+                             mz_step_result_t *result)
+{
+  given_t g = {.num = 0};
+  tiny_t tiny;
+  mz_status_t st;
+
+  give(&g, "moe.num_experts=%s", d->experts);
+  give(&g, "moe.ep_size=%d", ep);
+  give(&g, "train_batch_size=%d", d->ranks);
+  if (d->more) give(&g, "%s", d->more);
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, comm, &tiny), done);
+  MZ_TRY_GOTO(st, tiny_step(&tiny, result), done);
+  if (d->more) MZ_TRY_GOTO(st, check_statistics(&tiny, result), done);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static mz_status_t try_valid(const division_t *d, MPI_Comm comm)
+{
+  mz_step_result_t one, many;
+
+  MZ_TRY(step_once(d, MPI_COMM_SELF, 1, &one));
+  MZ_TRY(step_once(d, comm, d->ep, &many));
+  MZ_REQUIRE(fabs(many.loss - one.loss) <= 1e-5 * one.loss && one.loss > 0,
+             MZ_ERR_DATA, "loss %.9g, of one rank %.9g", many.loss, one.loss);
+  return MZ_OK;
+}
+
+static mz_status_t try_invalid(const division_t *d, MPI_Comm comm)
+{
+  given_t g = {.num = 0};
+  tiny_t tiny;
+  mz_status_t st;
+
+  give(&g, "moe.num_experts=%s", d->experts);
+  give(&g, "moe.ep_size=%d", d->ep);
+  give(&g, "train_batch_size=%d", d->ranks);
+  st = tiny_create(g.all, g.num, comm, &tiny);
+  tiny_destroy(&tiny);
+  MZ_REQUIRE(st == MZ_ERR_CONFIG && strstr(mz_error_message(), d->more),
+             MZ_ERR_DATA, "status \"%s\", no \"%s\" in \"%s\"",
+             mz_status_text(st), d->more, mz_error_message());
+  return MZ_OK;
+}
+
+static void try_division(const division_t *d,
+                         mz_status_t (*try_it)(const division_t *, MPI_Comm))
+{
+  mz_status_t st = MZ_OK;
+  MPI_Comm part;
+  char name[64];
+
+  MPI_Comm_split(MPI_COMM_WORLD, world_rank < d->ranks ? 0 : MPI_UNDEFINED,
+                 world_rank, &part);
+  if (part != MPI_COMM_NULL) {
+    st = try_it(d, part);
+    MPI_Comm_free(&part);
+  }
+  snprintf(name, sizeof name, "%s: %s experts, ep_size %d, ranks",
+           try_it == try_valid ? "valid" : "invalid", d->experts, d->ep);
+  report(st, name, d->ranks);
+}
+
+static void case_divide(void)
+{
+  for (size_t i = 0; i < sizeof valid / sizeof valid[0]; i++)
+    try_division(&valid[i], try_valid);
+  for (size_t i = 0; i < sizeof invalid / sizeof invalid[0]; i++)
+    try_division(&invalid[i], try_invalid);
+}
+
+/* The number of ranks is part of a case. */
+static int run_case(int argc, char **argv)
+{
+  int size;
+
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (strcmp(argv[1], "routes") == 0 && size == 2)
+    case_routes();
+  else if (strcmp(argv[1], "ragged") == 0 && size == 2)
+    case_ragged();
+  else if (strcmp(argv[1], "norm") == 0 && size == 4 && argc == 3)
+    case_norm(argv[2]);
+  else if (strcmp(argv[1], "divide") == 0 && size == 8)
+    case_divide();
+  else
+    return 2;
+  return num_failed > 0;
+}
+
+int main(int argc, char **argv)
+{
+  int provided, code;
+
+  if (argc < 2) return 2;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+  code = run_case(argc, argv);
+  MPI_Finalize();
+  return code;
+}

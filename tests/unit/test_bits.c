@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Two runs of one layout give the same bits, and so do the threaded and the
+ * inline queue. */
+#include "mpirun.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+static void expect_same_bits(int ranks, const char *args)
+{
+  char output[16384];
+  int code = mz_test_mpirun(ranks, "tests/ranks/rank_bits", args, 180, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "%s: exit code %d\n%s", args, code, output);
+  cr_log_info("%s", output);
+}
+
+Test(bits, repeat_in_both_forms_of_the_queue_on_4_ranks)
+{
+  expect_same_bits(4, "-- moe.aux_loss=load_balancing moe.aux_loss_coef=0.01 "
+                      "model.dropout=0.1 gradient_clipping=0.5 "
+                      "model.tie_word_embeddings=true -- moe.saved_rows=0.25 "
+                      "moe.overlap_chunks=2");
+}
+
+Test(bits, repeat_in_both_forms_of_the_queue_on_2_ranks)
+{
+  expect_same_bits(2, "model.dropout=0.1 -- moe.saved_rows=0.25 "
+                      "comm.piece_bytes=4096");
+}

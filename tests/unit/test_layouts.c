@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Layout does not matter: TINY in fp32, dropless, 10 steps on a global batch
+ * equals one rank with the same micro-batches, in loss, gradient norm and every
+ * parameter (relative 1e-5), for any ranks, ep_size, ZeRO stage and
+ * accumulation. Every start of mpirun runs many layouts. tests/soak/layouts.sh
+ * runs all of them on every variant; here the plain one, and of the variants a
+ * covering set. */
+#include "mpirun.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+/* ZeRO-3 with runs of a few tensors that are gathered again for each use. */
+#define TIGHT                                                                  \
+  "zero_optimization.stage3_max_reuse_distance=0 "                             \
+  "zero_optimization.stage3_prefetch_bucket_size=0 "                           \
+  "zero_optimization.stage3_param_persistence_threshold=0 "
+
+static void expect_equal(int ranks, const char *args)
+{
+  char output[16384];
+  int code = mz_test_mpirun(ranks, "tests/ranks/rank_layouts", args, 180,
+                            output, sizeof output);
+
+  cr_assert_eq(code, 0, "%s: exit code %d\n%s", args, code, output);
+  cr_log_info("%s", output);
+}
+
+Test(layouts, every_layout_of_4_ranks_equals_one_rank)
+{
+  expect_equal(4, "all");
+}
+
+Test(layouts, three_ranks_equal_one_rank_with_a_batch_of_6)
+{
+  expect_equal(3, "cover batch=6 experts=6 -- batch=6 experts=6 "
+                  "moe.saved_rows=0.25 -- batch=6 experts=4 seed=1 "
+                  "moe.aux_loss=load_balancing moe.aux_loss_coef=0.01");
+}
+
+Test(layouts, equal_with_tied_embedding_clipping_and_dropout)
+{
+  expect_equal(4, "cover model.tie_word_embeddings=true -- "
+                  "gradient_clipping=0.5 -- model.dropout=0.1 -- "
+                  "model.tie_word_embeddings=true gradient_clipping=0.5 "
+                  "model.dropout=0.1");
+}
+
+Test(layouts, equal_with_auxiliary_losses_of_the_group)
+{
+  expect_equal(4,
+               "cover moe.aux_loss=load_balancing moe.aux_loss_coef=0.01 "
+               "-- seed=1 moe.z_loss_coef=0.01 -- moe.aux_loss=load_balancing "
+               "moe.aux_loss_coef=0.01 moe.z_loss_coef=0.001 "
+               "moe.saved_rows=0.25 moe.k=1");
+}
+
+Test(layouts, equal_whether_rows_are_saved_or_sent_again)
+{
+  expect_equal(4, "cover moe.saved_rows=0.25 -- moe.saved_rows=8 -- "
+                  "moe.saved_rows=0.25 moe.overlap_chunks=2 -- "
+                  "moe.saved_rows=8 moe.overlap_chunks=2");
+}
+
+Test(layouts, equal_with_other_models)
+{
+  expect_equal(4, "cover moe.num_experts=[4,8] -- model.architecture=llama "
+                  "model.num_key_value_heads=1 -- moe.num_experts=[8,4] "
+                  "moe.layers=[0,1] moe.k=3");
+}
+
+Test(layouts, equal_with_small_pieces_and_buckets)
+{
+  expect_equal(4, "cover comm.piece_bytes=4096 -- "
+                  "zero_optimization.reduce_bucket_size=3000 "
+                  "zero_optimization.allgather_bucket_size=2000 -- " TIGHT
+                  "-- " TIGHT
+                  "zero_optimization.stage3_max_live_parameters=60000");
+}
+
+Test(layouts, equal_with_an_inline_queue_and_poison)
+{
+  expect_equal(4, "cover comm.thread=false debug.poison=true -- "
+                  "debug.poison=true moe.saved_rows=0.25 -- "
+                  "use_data_before_expert_parallelism=true -- "
+                  "debug.count_limit=7");
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory and messages are as planned, by the counts of an observer that is
+ * preloaded (tests/outside): nothing large is allocated after the warm pass,
+ * what lives is the arena, the peak of the process is baseline + plan within
+ * max(64 MiB, 0.5%), gathers and reductions are exact in calls and bytes for
+ * each communicator, and token exchanges within the bound. */
+#include "mpirun.h"
+
+#include <criterion/criterion.h>
+#include <stdio.h>
+
+#define ZERO "zero_optimization."
+#define STAGES(words)                                                          \
+  words " " ZERO "stage=0 -- " words " " ZERO "stage=1 -- " words " " ZERO     \
+        "stage=2 -- " words " " ZERO "stage=3"
+
+static void expect_planned(int ranks, int steps, const char *variants)
+{
+  char args[4096], output[16384];
+  int code;
+
+  snprintf(args, sizeof args, "%s/tests/outside/liboutside.so %d %s",
+           MZ_BUILD_ROOT, steps, variants);
+  code = mz_test_mpirun(ranks, "tests/ranks/rank_outside", args, 240, output,
+                        sizeof output);
+  cr_assert_eq(code, 0, "%s: exit code %d\n%s", args, code, output);
+  cr_log_info("%s", output);
+}
+
+Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
+{
+  expect_planned(4, 3,
+                 STAGES("moe.ep_size=1") " -- " STAGES("moe.ep_size=2 "
+                                                       "gradient_accumulation_"
+                                                       "steps=2") " -- " STAGES(
+                     "moe.ep_size=4 moe.saved_rows=0.25"));
+}
+
+Test(outside, memory_and_messages_are_as_planned_on_2_and_3_ranks)
+{
+  expect_planned(
+      2, 3,
+      STAGES(
+          "moe.ep_size=2 model.tie_word_embeddings=true "
+          "comm.thread=false") " -- " STAGES("moe.aux_loss=load_balancing "
+                                             "moe.aux_loss_coef=0.01 "
+                                             "gradient_accumulation_steps=2"));
+  expect_planned(3, 3, STAGES("train_batch_size=6"));
+}
+
+Test(outside, memory_and_messages_are_as_planned_in_pieces)
+{
+  expect_planned(4, 3,
+                 STAGES("moe.ep_size=2 comm.piece_bytes=4096 "
+                        "moe.overlap_chunks=2") " -- " STAGES("moe.ep_size="
+                                                              "2 " ZERO
+                                                              "stage3_max_"
+                                                              "reuse_distance="
+                                                              "0 " ZERO
+                                                              "stage3_param_"
+                                                              "persistence_"
+                                                              "threshold=0 "
+                                                              "debug.poison="
+                                                              "true") " --"
+                                                                      " " STAGES("moe.ep_size=2 debug.count_limit=1000"));
+}
+
+/* More than 1 GiB a rank, most of it in the embedding and the head. */
+Test(outside, a_large_vocabulary_is_as_planned)
+{
+  expect_planned(2, 2,
+                 ZERO "stage=0 moe.ep_size=2 model.hidden_size=512 "
+                      "model.vocab_size=60000 model.intermediate_size=1024");
+}
+
+/* More than 1 GiB a rank, most of it in experts that ZeRO-3 shards. */
+Test(outside, large_experts_are_as_planned)
+{
+  expect_planned(2, 2,
+                 ZERO "stage=3 model.hidden_size=512 moe.num_experts=8 "
+                      "moe.expert_intermediate_size=4864");
+}

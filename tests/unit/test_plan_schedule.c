@@ -1,0 +1,639 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The schedule and the arena: all ranks take the same steps, nothing is
+ * overwritten that is read later, and the messages of TINY by hand. */
+#include "plan_case.h"
+
+#include <stdio.h>
+
+enum { NOBODY = -1, ROUNDS = 2 };
+
+/* --- the arena --- */
+
+typedef struct arena {
+  const mz_plan_t *plan;
+  const char *name;
+  int32_t *owner; /* plan buffer by block of MZ_ALIGN_BYTES */
+  int64_t blocks;
+} arena_t;
+
+static arena_t make_arena(const mz_plan_t *plan, const char *name)
+{
+  arena_t a = {.plan = plan, .name = name};
+
+  cr_assert_eq(plan->arena_bytes % MZ_ALIGN_BYTES, 0);
+  a.blocks = plan->arena_bytes / MZ_ALIGN_BYTES;
+  cr_assert_eq(mz_new(a.blocks, "owners of blocks", &a.owner), MZ_OK);
+  return a;
+}
+
+static void clear(arena_t *a)
+{
+  for (int64_t i = 0; i < a->blocks; i++)
+    a->owner[i] = NOBODY;
+}
+
+static void span_of(const arena_t *a, int32_t buffer, int64_t *first,
+                    int64_t *end)
+{
+  const mz_plan_buffer_t *b = &a->plan->buffers[buffer];
+
+  cr_assert_eq(b->offset % MZ_ALIGN_BYTES, 0);
+  *first = b->offset / MZ_ALIGN_BYTES;
+  *end = *first + mz_div_up(b->bytes, MZ_ALIGN_BYTES);
+  cr_assert_leq(*end, a->blocks, "%s: %s is outside", a->name, b->name);
+}
+
+/* Every operation: what lives lies apart. */
+static void check_apart(const world_t *w, const char *name)
+{
+  arena_t a = make_arena(w->plans[w->size - 1], name);
+
+  for (int walk = 0; walk < MZ_NUM_WALKS; walk++)
+    for (int32_t at = 0; at < a.plan->num_ops[walk]; at++) {
+      clear(&a);
+      for (int32_t b = 0; b < a.plan->num_buffers; b++) {
+        const mz_plan_buffer_t *x = &a.plan->buffers[b];
+        int64_t first, end;
+
+        if (!x->persistent &&
+            (x->life[walk].first > at || x->life[walk].last < at))
+          continue;
+        span_of(&a, b, &first, &end);
+        for (int64_t i = first; i < end; i++) {
+          cr_assert_eq(a.owner[i], NOBODY, "%s: %s and %s share bytes at %d",
+                       name, x->name, a.plan->buffers[a.owner[i]].name, at);
+          a.owner[i] = b;
+        }
+      }
+    }
+  mz_free(a.owner);
+}
+
+Test(plan_arena, what_lives_at_one_operation_lies_apart)
+{
+  for_worlds(check_apart);
+}
+
+/* --- the walks on an arena that remembers who wrote --- */
+
+static void write_to(arena_t *a, int32_t buffer)
+{
+  int64_t first, end;
+
+  if (buffer < 0) return;
+  span_of(a, buffer, &first, &end);
+  for (int64_t i = first; i < end; i++) {
+    int32_t was = a->owner[i];
+    cr_assert(was == buffer || was == NOBODY ||
+                  !a->plan->buffers[was].persistent,
+              "%s: %s overwrites %s", a->name, a->plan->buffers[buffer].name,
+              a->plan->buffers[was].name);
+    a->owner[i] = buffer;
+  }
+}
+
+static void read_from(const arena_t *a, int32_t buffer, int32_t at)
+{
+  int64_t first, end;
+
+  if (buffer < 0) return;
+  span_of(a, buffer, &first, &end);
+  for (int64_t i = first; i < end; i++)
+    cr_assert_eq(a->owner[i], buffer, "%s: %s is read at %d but %s is there",
+                 a->name, a->plan->buffers[buffer].name, at,
+                 a->owner[i] < 0 ? "nothing"
+                                 : a->plan->buffers[a->owner[i]].name);
+}
+
+static void sides(const mz_plan_t *p, const mz_entry_t *e, int32_t *send,
+                  int32_t *recv)
+{
+  *send = *recv = -1;
+  switch (e->kind) {
+  case MZ_ENTRY_GRADS:
+    *send = e->packed >= 0 ? e->packed : e->target;
+    *recv = e->staging;
+    break;
+  case MZ_ENTRY_COUNTS:
+    *send = p->buffer_of_decl[p->moes[e->moe].counts];
+    break;
+  case MZ_ENTRY_TOKENS:
+    *send = p->buffer_of_decl[e->send];
+    *recv = p->buffer_of_decl[e->recv];
+    break;
+  default:
+    *recv = e->staging >= 0 ? e->staging : e->target;
+  }
+}
+
+static void take_message(arena_t *a, const mz_op_t *op, int32_t at)
+{
+  const mz_entry_t *e = &a->plan->entries[op->entry];
+  bool reduce = e->kind == MZ_ENTRY_GRADS;
+  int32_t send, recv;
+
+  sides(a->plan, e, &send, &recv);
+  switch (op->kind) {
+  case MZ_OP_PACK:
+    if (reduce) read_from(a, e->target, at);
+    write_to(a, reduce ? e->packed : e->staging);
+    break;
+  case MZ_OP_POST:
+    read_from(a, send, at);
+    write_to(a, recv);
+    break;
+  case MZ_OP_WAIT: /* both sides were left alone while it travelled */
+    read_from(a, send, at);
+    read_from(a, recv, at);
+    break;
+  case MZ_OP_PLACE:
+    read_from(a, e->staging, at);
+    write_to(a, e->target);
+    break;
+  case MZ_OP_SUM:
+    read_from(a, e->staging, at);
+    break;
+  default:
+    break;
+  }
+}
+
+static void take_compute(arena_t *a, const mz_op_t *op, int32_t at)
+{
+  const mz_plan_t *p = a->plan;
+  const mz_compute_opts_t *c = &p->decl->steps[op->pass][op->step].compute;
+
+  for (int32_t i = 0; i < c->num_reads; i++)
+    read_from(a, p->buffer_of_decl[c->reads[i]], at);
+  for (int32_t i = 0; i < c->num_writes; i++)
+    write_to(a, p->buffer_of_decl[c->writes[i]]);
+}
+
+static void take_op(arena_t *a, const mz_op_t *op, int32_t at)
+{
+  switch (op->kind) {
+  case MZ_OP_COMPUTE:
+    take_compute(a, op, at);
+    break;
+  case MZ_OP_PREPARE:
+    read_from(a, op->weights, at);
+    write_to(a, op->grads);
+    break;
+  case MZ_OP_RELEASE: /* the weights were there until now */
+    read_from(a, op->weights, at);
+    break;
+  case MZ_OP_PACK:
+  case MZ_OP_POST:
+  case MZ_OP_WAIT:
+  case MZ_OP_PLACE:
+  case MZ_OP_SUM:
+    take_message(a, op, at);
+    break;
+  default:
+    break;
+  }
+}
+
+/* Two rounds a loop; rows are sent again. */
+static void walk(arena_t *a, mz_walk_t w)
+{
+  const mz_op_t *ops = a->plan->ops[w];
+  int32_t round = 0;
+
+  for (int32_t at = 0; at < a->plan->num_ops[w];) {
+    const mz_op_t *op = &ops[at];
+
+    take_op(a, op, at);
+    if (op->kind == MZ_OP_LOOP) round = 1;
+    if (op->kind == MZ_OP_END_LOOP && round++ < ROUNDS)
+      at = op->jump;
+    else
+      at = op->kind == MZ_OP_BRANCH && op->flag ? op->jump : at + 1;
+  }
+}
+
+static void check_walks(const world_t *w, const char *name)
+{
+  for (int r = 0; r<w->size; r += w->size> 1 ? w->size - 1 : 1) {
+    arena_t a = make_arena(w->plans[r], name);
+
+    clear(&a);
+    for (int32_t b = 0; b < a.plan->num_buffers; b++)
+      if (a.plan->buffers[b].persistent) write_to(&a, b);
+    for (int k = 0; k < MZ_NUM_WALKS; k++)
+      walk(&a, (mz_walk_t)k);
+    mz_free(a.owner);
+  }
+}
+
+Test(plan_arena, nothing_is_overwritten_before_its_last_reader)
+{
+  for_worlds(check_walks);
+}
+
+/* --- no rank waits for what never comes --- */
+
+static void check_equal_walks(const world_t *w, const char *name)
+{
+  const mz_plan_t *p = w->plans[0];
+
+  for (int r = 1; r < w->size; r++)
+    for (int k = 0; k < MZ_NUM_WALKS; k++) {
+      const mz_plan_t *q = w->plans[r];
+
+      cr_assert_eq(p->num_ops[k], q->num_ops[k], "%s", name);
+      for (int32_t i = 0; i < p->num_ops[k]; i++) {
+        const mz_op_t *a = &p->ops[k][i], *b = &q->ops[k][i];
+        cr_assert(a->kind == b->kind && a->step == b->step &&
+                      a->pass == b->pass && a->entry == b->entry &&
+                      a->jump == b->jump && a->run == b->run,
+                  "%s: operation %d of rank %d", name, i, r);
+      }
+    }
+}
+
+Test(plan_schedule, all_ranks_take_the_same_steps)
+{
+  for_worlds(check_equal_walks);
+}
+
+static bool same_message(const mz_entry_t *a, const mz_entry_t *b)
+{
+  return a->kind == b->kind && a->lane == b->lane && a->dtype == b->dtype &&
+         a->send_bytes == b->send_bytes && a->num_units == b->num_units &&
+         a->length == b->length && a->moe == b->moe &&
+         a->direction == b->direction;
+}
+
+/* Entry i is in a group of the same ranks on each member, and as large. */
+static void check_members(const world_t *w, const char *name)
+{
+  for (int r = 0; r < w->size; r++)
+    for (int32_t i = 0; i < w->plans[r]->num_entries; i++) {
+      const mz_entry_t *a = &w->plans[r]->entries[i];
+      const mz_group_t *g = &w->plans[r]->groups[a->group];
+
+      for (int32_t j = 0; j < g->size; j++) {
+        const mz_plan_t *q = w->plans[g->ranks[j]];
+        const mz_entry_t *b = &q->entries[i];
+        const mz_group_t *h = &q->groups[b->group];
+
+        cr_assert(h->size == g->size && h->place == j &&
+                      memcmp(h->ranks, g->ranks,
+                             sizeof *g->ranks * (size_t)g->size) == 0,
+                  "%s: entry %d is of another group on rank %d", name, i,
+                  g->ranks[j]);
+        cr_assert(same_message(a, b), "%s: entry %d differs on rank %d", name,
+                  i, g->ranks[j]);
+      }
+    }
+}
+
+Test(plan_schedule, the_members_of_a_group_post_the_same_messages)
+{
+  for_worlds(check_members);
+}
+
+/* The members of an expert-data group sit in different expert-parallel groups
+ * and take different numbers of rounds. */
+static void check_loops(const world_t *w, const char *name)
+{
+  const mz_plan_t *p = w->plans[0];
+
+  for (int k = 0; k < MZ_NUM_WALKS; k++)
+    for (int32_t i = 0, end = 0; i < p->num_ops[k]; i++) {
+      const mz_op_t *op = &p->ops[k][i];
+
+      if (op->kind == MZ_OP_LOOP && op->jump > end) end = op->jump;
+      if (i >= end) continue;
+      cr_assert(op->kind != MZ_OP_PREPARE && op->kind != MZ_OP_RELEASE &&
+                    op->kind != MZ_OP_PACK && op->kind != MZ_OP_PLACE &&
+                    op->kind != MZ_OP_SUM,
+                "%s: operation %d", name, i);
+      if (op->kind == MZ_OP_POST || op->kind == MZ_OP_WAIT)
+        cr_assert_eq(p->entries[op->entry].kind, MZ_ENTRY_TOKENS, "%s", name);
+    }
+}
+
+Test(plan_schedule, no_unit_moves_inside_of_a_round)
+{
+  for_worlds(check_loops);
+}
+
+/* Every POST is followed by its WAIT in the same walk, once each. */
+static void check_waits(const world_t *w, const char *name)
+{
+  const mz_plan_t *p = w->plans[0];
+
+  for (int32_t e = 0; e < p->num_entries; e++) {
+    int posts = 0, waits = 0;
+
+    for (int k = 0; k < MZ_NUM_WALKS; k++)
+      for (int32_t i = 0; i < p->num_ops[k]; i++) {
+        const mz_op_t *op = &p->ops[k][i];
+        if (op->kind == MZ_OP_POST) posts += op->entry == e;
+        if (op->kind != MZ_OP_WAIT || op->entry != e) continue;
+        cr_assert_eq(posts, ++waits, "%s: entry %d", name, e);
+      }
+    cr_assert(posts == 1 && waits == 1, "%s: entry %d: %d, %d", name, e, posts,
+              waits);
+  }
+}
+
+Test(plan_schedule, every_message_is_posted_and_awaited_once)
+{
+  for_worlds(check_waits);
+}
+
+/* --- messages of TINY on two ranks by hand --- */
+
+static const mz_traffic_t *line(const mz_plan_t *p, mz_entry_kind_t kind)
+{
+  for (int32_t i = 0; i < p->num_traffic; i++)
+    if (p->traffic[i].kind == kind) return &p->traffic[i];
+  return NULL;
+}
+
+static void expect_line(const mz_plan_t *p, mz_entry_kind_t kind,
+                        int64_t micro_calls, int64_t micro,
+                        int64_t update_calls, int64_t update,
+                        int64_t eval_calls, int64_t eval)
+{
+  const mz_traffic_t *t = line(p, kind);
+
+  cr_assert_not_null(t, "kind %d", kind);
+  cr_expect_eq(t->calls_micro, micro_calls, "kind %d: %d", kind,
+               (int)t->calls_micro);
+  cr_expect_eq(t->bytes_micro, micro, "kind %d: %d", kind, (int)t->bytes_micro);
+  cr_expect_eq(t->calls_update, update_calls, "kind %d: %d", kind,
+               (int)t->calls_update);
+  cr_expect_eq(t->bytes_update, update, "kind %d: %d", kind,
+               (int)t->bytes_update);
+  cr_expect_eq(t->calls_eval, eval_calls, "kind %d: %d", kind,
+               (int)t->calls_eval);
+  cr_expect_eq(t->bytes_eval, eval, "kind %d: %d", kind, (int)t->bytes_eval);
+  cr_expect_eq(t->bound, kind == MZ_ENTRY_TOKENS);
+}
+
+static mz_plan_t *tiny_plan(mz_decl_t **decl, int32_t ep, int64_t stage)
+{
+  mz_config_values_t c = tiny_config(ep, ep, 4, 4);
+  mz_plan_opts_t opts = tiny_opts(2, 1, stage);
+
+  *decl = declare(&c);
+  return make_plan(*decl, &opts);
+}
+
+/* Units padded: blocks 2560, 5120, 5120, 2304; eight experts of 4352: 49,920
+ * elements of 4 bytes. A rank sends its contribution to all of them, and then
+ * its half of the weights. */
+Test(plan_traffic, stage_1_sends_gradients_and_weights_once_a_step)
+{
+  mz_decl_t *decl;
+  mz_plan_t *p = tiny_plan(&decl, 1, 1);
+
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 199680, 0, 0);
+  expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 99840, 0, 0);
+  expect_line(p, MZ_ENTRY_STATS, 1, 8 * 2 * (3 * 4 + 2), 0, 0, 1, 224);
+  expect_line(p, MZ_ENTRY_SCALARS, 0, 0, 2, 2 * 8 * MZ_PLAN_SCALARS, 0, 0);
+  cr_expect_eq(p->num_traffic, 4);
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&decl);
+}
+
+Test(plan_traffic, stage_0_gathers_sums_instead_of_weights)
+{
+  mz_decl_t *decl;
+  mz_plan_t *p = tiny_plan(&decl, 1, 0);
+
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 199680, 0, 0);
+  expect_line(p, MZ_ENTRY_SUMS, 0, 0, 1, 99840, 0, 0);
+  cr_expect_null(line(p, MZ_ENTRY_WEIGHTS));
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&decl);
+}
+
+/* Gradients of the four dense units and, layer by layer, of the experts. */
+Test(plan_traffic, stage_2_sends_gradients_every_micro_batch)
+{
+  mz_decl_t *decl;
+  mz_plan_t *p = tiny_plan(&decl, 1, 2);
+
+  expect_line(p, MZ_ENTRY_GRADS, 6, 199680, 0, 0, 0, 0);
+  expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 99840, 0, 0);
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&decl);
+}
+
+/* Shards gathered: block.0 1280 (its backward reads no weight), lm_head 1024
+ * (forward and backward in one stay), and twice each: blocks 2176, experts
+ * 2176. Small tensors, 768 + 768 + 256 padded, are updated and gathered. */
+Test(plan_traffic, stage_3_gathers_weights_for_each_pass)
+{
+  mz_decl_t *decl;
+  mz_plan_t *p = tiny_plan(&decl, 1, 3);
+
+  expect_line(p, MZ_ENTRY_PARAMS, 10, 4 * (1280 + 1024 + 2 * 10 * 2176), 0, 0,
+              6, 4 * (1280 + 1024 + 10 * 2176));
+  expect_line(p, MZ_ENTRY_GRADS, 9, 199680, 0, 0, 0, 0);
+  expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 3, 4 * 1792 / 2, 0, 0);
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&decl);
+}
+
+/* T k = 32 rows of 128 bytes. Of each layer: forward there (32 rows) and back
+ * (64 at most); backward x again, dy (32 each), dx back (64). A round holds 40
+ * rows, so there are at most 2. Counts: 24 bytes a layer. */
+Test(plan_traffic, ep_2_bounds_the_tokens_and_leaves_experts_alone)
+{
+  mz_decl_t *decl;
+  mz_plan_t *p = tiny_plan(&decl, 2, 1);
+
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 4 * 15104, 0, 0);
+  expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 2 * 15104, 0, 0);
+  expect_line(p, MZ_ENTRY_TOKENS, 2 * 2 * 5, 2 * 128 * (32 * 3 + 64 * 2), 0, 0,
+              2 * 2 * 2, 2 * 128 * (32 + 64));
+  expect_line(p, MZ_ENTRY_COUNTS, 2, 48, 0, 0, 2, 48);
+  cr_expect_eq(p->moes[0].round_rows, 40);
+  cr_expect_eq(p->pool_rows, 80);
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&decl);
+}
+
+/* Buckets and pieces cut messages, not bytes. */
+Test(plan_traffic, small_buckets_send_the_same_bytes_in_more_calls)
+{
+  for (int64_t stage = 0; stage <= 2; stage++) {
+    layout_t l = {2, 1, 1, 4, 4, false};
+    world_t w = make_world(&l, stage, small_opts);
+    const mz_traffic_t *t = line(w.plans[0], MZ_ENTRY_GRADS);
+
+    cr_expect_eq(t->bytes_micro + t->bytes_update, 199680);
+    cr_expect_gt(t->calls_micro + t->calls_update, 10);
+    for (int32_t i = 0; i < w.plans[0]->num_entries; i++)
+      if (w.plans[0]->entries[i].lane == 1)
+        cr_expect_leq(w.plans[0]->entries[i].send_bytes, 8192);
+    destroy_world(&w);
+  }
+}
+
+Test(plan_traffic, one_rank_sends_nothing)
+{
+  layout_t l = {1, 1, 1, 4, 4, false};
+  world_t w = make_world(&l, 3, tiny_opts);
+
+  cr_expect_eq(w.plans[0]->num_traffic, 0);
+  destroy_world(&w);
+}
+
+/* --- what is refused --- */
+
+Test(plan_schedule, a_live_limit_below_the_largest_step_is_refused)
+{
+  mz_config_values_t c = tiny_config(1, 1, 4, 4);
+  mz_decl_t *decl = declare(&c);
+  mz_plan_opts_t opts = tiny_opts(2, 0, 3);
+  mz_plan_t *plan;
+
+  opts.max_live_parameters = 4351;
+  expect_refused(decl, &opts, MZ_ERR_CONFIG,
+                 "zero_optimization.stage3_max_live_parameters is 4351, the "
+                 "largest step needs 4352");
+  opts.max_live_parameters = 4352;
+  plan = make_plan(decl, &opts);
+  cr_expect_eq(plan->peak_gathered, 4352);
+  mz_plan_destroy(&plan);
+  mz_decl_destroy(&decl);
+}
+
+static mz_status_t no_step(const mz_call_t *call, void *self) { return MZ_OK; }
+
+/* A layer with one tensor, one set of experts with one tensor, two buffers. */
+typedef struct model {
+  mz_decl_t *decl;
+  int32_t tensor, moe, send, recv;
+} model_t;
+
+static model_t small_model(void)
+{
+  model_t m = {0};
+  mz_layer_opts_t layer = {.name = "layer"};
+  mz_tensor_opts_t t = {.name = "weight", .ndim = 1, .shape = {4}};
+  mz_moe_opts_t moe = {.name = "moe", .num_experts = 2, .ep_size = 1, .k = 1};
+  mz_buffer_opts_t b = {
+      .name = "send", .kind = MZ_ROWS_TOKENS, .rows = 1, .width = 4};
+  int32_t up;
+
+  cr_assert_eq(mz_decl_create(&m.decl), MZ_OK);
+  cr_assert_eq(mz_decl_tensor(m.decl, &t, &m.tensor), MZ_OK);
+  cr_assert_eq(mz_decl_moe(m.decl, &moe, &m.moe), MZ_OK);
+  cr_assert_eq(mz_decl_expert_tensor(m.decl, m.moe, &t, &up), MZ_OK);
+  cr_assert_eq(mz_decl_buffer(m.decl, &b, &m.send), MZ_OK);
+  b.name = "recv";
+  cr_assert_eq(mz_decl_buffer(m.decl, &b, &m.recv), MZ_OK);
+  cr_assert_eq(mz_decl_layer(m.decl, &layer), MZ_OK);
+  return m;
+}
+
+static void step(model_t *m, mz_compute_opts_t c)
+{
+  c.fn = no_step;
+  cr_assert_eq(mz_decl_compute(m->decl, MZ_FORWARD, &c), MZ_OK);
+}
+
+static void expect_no_plan(model_t *m, const char *text)
+{
+  mz_plan_opts_t opts = tiny_opts(1, 0, 0);
+
+  expect_refused(m->decl, &opts, MZ_ERR_ARG, text);
+  mz_decl_destroy(&m->decl);
+}
+
+Test(plan_refuses, a_buffer_read_before_it_is_written)
+{
+  model_t m = small_model();
+
+  step(&m, (mz_compute_opts_t){
+               .name = "first", .num_grads = 1, .grads = {m.tensor}});
+  step(&m, (mz_compute_opts_t){
+               .name = "second", .num_reads = 1, .reads = {m.send}});
+  expect_no_plan(&m, "step second of layer reads buffer send before it is "
+                     "written");
+}
+
+Test(plan_refuses, a_tensor_without_a_gradient)
+{
+  model_t m = small_model();
+
+  step(&m, (mz_compute_opts_t){
+               .name = "first", .num_weights = 1, .weights = {m.tensor}});
+  expect_no_plan(&m, "tensor weight gets no gradient from any step");
+}
+
+Test(plan_refuses, experts_outside_of_a_run)
+{
+  model_t m = small_model();
+
+  step(&m, (mz_compute_opts_t){.name = "experts", .expert_weights = true});
+  expect_no_plan(&m, "step experts uses experts outside of a run");
+}
+
+#define STEP(call) cr_assert_eq((call), MZ_OK)
+
+static void exchange(model_t *m)
+{
+  STEP(mz_decl_exchange(m->decl, MZ_FORWARD, m->moe, MZ_DISPATCH, m->send,
+                        m->recv));
+}
+
+Test(plan_refuses, an_exchange_outside_of_a_round)
+{
+  model_t m = small_model();
+
+  exchange(&m);
+  expect_no_plan(&m, "an exchange outside of a round");
+  m = small_model();
+  STEP(mz_decl_runs(m.decl, MZ_FORWARD, m.moe));
+  exchange(&m);
+  STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  expect_no_plan(&m, "an exchange outside of a round");
+  m = small_model();
+  STEP(mz_decl_runs(m.decl, MZ_FORWARD, m.moe));
+  STEP(mz_decl_branch(m.decl, MZ_FORWARD, m.moe, true));
+  exchange(&m);
+  STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  expect_no_plan(&m, "an exchange outside of a round");
+}
+
+Test(plan_refuses, what_opens_and_does_not_close)
+{
+  model_t m = small_model();
+
+  STEP(mz_decl_runs(m.decl, MZ_FORWARD, m.moe));
+  expect_no_plan(&m, "layer: runs without an end");
+  m = small_model();
+  STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  expect_no_plan(&m, "an end without its beginning");
+  m = small_model();
+  STEP(mz_decl_rounds(m.decl, MZ_FORWARD, m.moe));
+  expect_no_plan(&m, "rounds or a branch outside of a run");
+}
+
+Test(plan_refuses, runs_inside_of_runs_and_what_nests_too_deep)
+{
+  model_t m = small_model();
+
+  for (int i = 0; i < 2; i++)
+    STEP(mz_decl_runs(m.decl, MZ_FORWARD, m.moe));
+  for (int i = 0; i < 2; i++)
+    STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  expect_no_plan(&m, "runs inside of runs");
+  m = small_model();
+  STEP(mz_decl_runs(m.decl, MZ_FORWARD, m.moe));
+  for (int i = 0; i < 5; i++)
+    STEP(mz_decl_rounds(m.decl, MZ_FORWARD, m.moe));
+  for (int i = 0; i < 6; i++)
+    STEP(mz_decl_end(m.decl, MZ_FORWARD));
+  expect_no_plan(&m, "rounds and branches nest 4 deep");
+}
