@@ -23,13 +23,19 @@ extern "C" {
 
 typedef struct mz_config mz_config_t;
 
-enum { MZ_MAX_LAYERS = 1024, MZ_MAX_PATHS = 64 };
+enum {
+  MZ_MAX_LAYERS = 1024,
+  MZ_MAX_PATHS = 64,
+  MZ_MAX_PARAM_GROUPS = 64 /* entries of optimizer.param_groups */
+};
 
 typedef enum mz_architecture { MZ_ARCH_GPT2, MZ_ARCH_LLAMA } mz_architecture_t;
 typedef enum mz_position { MZ_POS_LEARNED, MZ_POS_ROPE } mz_position_t;
 typedef enum mz_schedule_type {
   MZ_SCHED_CONSTANT,
   MZ_SCHED_WARMUP,
+  MZ_SCHED_WARMUP_DECAY,
+  MZ_SCHED_WARMUP_COSINE,
 } mz_schedule_type_t;
 typedef enum mz_warmup { MZ_WARMUP_LOG, MZ_WARMUP_LINEAR } mz_warmup_t;
 typedef enum mz_data_format {
@@ -87,10 +93,21 @@ typedef struct mz_zero_config {
   int64_t stage3_max_live_parameters, stage3_max_reuse_distance; /* elements */
 } mz_zero_config_t;
 
+typedef enum mz_which { MZ_ALL, MZ_EXPERTS_ONLY, MZ_DENSE_ONLY } mz_which_t;
+
+/** An entry of optimizer.param_groups; see mz_decl_apply_groups. */
+typedef struct mz_param_group_config {
+  char pattern[MZ_NAME_MAX]; /* glob (fnmatch) on global tensor names */
+  mz_which_t which;
+  mz_hyper_t hyper;
+} mz_param_group_config_t;
+
 typedef struct mz_optimizer_config {
   double lr, beta1, beta2, eps, weight_decay;
   bool bias_correction;
   bool adam_w_mode; /* false: L2 */
+  int32_t num_groups;
+  mz_param_group_config_t groups[MZ_MAX_PARAM_GROUPS];
 } mz_optimizer_config_t;
 
 typedef struct mz_scheduler_config {
@@ -98,6 +115,8 @@ typedef struct mz_scheduler_config {
   double warmup_min_lr, warmup_max_lr; /* resolved: the optimizer's lr */
   int64_t warmup_num_steps;
   mz_warmup_t warmup_type;
+  int64_t total_num_steps;                /* decay, cosine */
+  double warmup_min_ratio, cos_min_ratio; /* cosine: of the optimizer's lr */
 } mz_scheduler_config_t;
 
 typedef struct mz_data_config {

@@ -31,8 +31,17 @@ extern "C" {
 typedef struct mz_decl mz_decl_t;
 struct mz_call;
 
-/** Which optimizer parameter group a tensor belongs to. */
-enum { MZ_GROUP_DECAY = 0, MZ_GROUP_NO_DECAY = 1, MZ_NUM_PARAM_GROUPS = 2 };
+struct mz_optimizer_config; /* moezero/config.h */
+
+/** The optimizer's parameter groups that every declaration starts with: one
+ * that takes all from optimizer.params, and one without weight decay. */
+enum { MZ_GROUP_DECAY = 0, MZ_GROUP_NO_DECAY = 1 };
+
+/** A parameter group of the application's own. */
+typedef struct mz_param_group_opts {
+  int32_t base;     /* an earlier group: gives what hyper leaves out */
+  mz_hyper_t hyper; /* gives 0: everything as in base */
+} mz_param_group_opts_t;
 
 typedef enum mz_init { MZ_INIT_ZERO, MZ_INIT_ONE, MZ_INIT_NORMAL } mz_init_t;
 
@@ -42,7 +51,8 @@ typedef struct mz_tensor_opts {
   int64_t shape[4]; /* slowest to fastest, each >= 1 */
   mz_init_t init;
   double init_std;     /* of MZ_INIT_NORMAL, >= 0 */
-  int32_t param_group; /* MZ_GROUP_DECAY or MZ_GROUP_NO_DECAY */
+  int32_t param_group; /* MZ_GROUP_DECAY, MZ_GROUP_NO_DECAY, or one of
+                          mz_decl_param_group */
   int32_t block; /* dense tensors of one block form one unit; ignored for an
                     expert's tensor, where each expert is a unit */
 } mz_tensor_opts_t;
@@ -157,6 +167,29 @@ mz_status_t mz_decl_create(mz_decl_t **decl_out);
 void mz_decl_destroy(mz_decl_t **decl);
 
 /**
+ * Makes a parameter group for tensors declared from now on.
+ * @param[out] group_out  For mz_tensor_opts_t.param_group.
+ * @return MZ_OK, MZ_ERR_ARG (no such base, a number out of range),
+ * MZ_ERR_NOMEM.
+ */
+mz_status_t mz_decl_param_group(mz_decl_t *decl,
+                                const mz_param_group_opts_t *opts,
+                                int32_t *group_out);
+
+/**
+ * Applies optimizer.param_groups to the tensors declared so far: the first
+ * entry that matches a tensor wins, and what it leaves out comes from the group
+ * that the layer gave the tensor; so biases and norms have no weight decay
+ * unless the entry gives it. Called once, after the last tensor
+ * (mz_gpt_declare does so) and before the plan, which orders tensors by group.
+ * An engine refuses a configuration with entries that were not applied.
+ * @return MZ_OK, MZ_ERR_ARG (called twice), MZ_ERR_CONFIG (an entry to which no
+ * tensor is left), MZ_ERR_NOMEM.
+ */
+mz_status_t mz_decl_apply_groups(mz_decl_t *decl,
+                                 const struct mz_optimizer_config *optimizer);
+
+/**
  * Declares a dense tensor. @return MZ_OK, MZ_ERR_ARG (shape, name taken or too
  * long, equal hash of another name), MZ_ERR_OVERFLOW, MZ_ERR_NOMEM.
  */
@@ -252,6 +285,10 @@ int64_t mz_decl_tensor_elements(const mz_decl_t *decl, int32_t tensor);
 /** Copies the shape; @return the number of dimensions. */
 int32_t mz_decl_tensor_shape(const mz_decl_t *decl, int32_t tensor,
                              int64_t shape_out[4]);
+int32_t mz_decl_tensor_group(const mz_decl_t *decl, int32_t tensor);
+int32_t mz_decl_num_param_groups(const mz_decl_t *decl);
+/** What a group gives, its bases included; borrowed until the next group. */
+const mz_hyper_t *mz_decl_group_hyper(const mz_decl_t *decl, int32_t group);
 int32_t mz_decl_num_moes(const mz_decl_t *decl);
 const mz_moe_opts_t *mz_decl_moe_opts(const mz_decl_t *decl, int32_t moe);
 

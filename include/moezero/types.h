@@ -53,6 +53,23 @@ typedef enum mz_tensor_part {
   MZ_PART_EXP_AVG_SQ
 } mz_tensor_part_t;
 
+/** Which numbers of mz_hyper_t are given. */
+enum {
+  MZ_GIVES_LR = 1,
+  MZ_GIVES_BETAS = 2,
+  MZ_GIVES_EPS = 4,
+  MZ_GIVES_WEIGHT_DECAY = 8
+};
+
+/** What a parameter group sets for itself, units as in optimizer.params. */
+typedef struct mz_hyper {
+  int32_t gives; /* MZ_GIVES_LR | ...; numbers not given are ignored */
+  double lr;     /* >= 0: the schedule scales it like optimizer.params.lr */
+  double beta1, beta2; /* in [0, 1) */
+  double eps;          /* >= 0 */
+  double weight_decay; /* >= 0 */
+} mz_hyper_t;
+
 /** The two backends by name; "auto" takes CUDA where a GPU is found. */
 #define MZ_BACKEND_CPU "/cpu"
 #define MZ_BACKEND_CUDA "/cuda"

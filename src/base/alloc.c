@@ -41,6 +41,15 @@ mz_status_t mz_int_from_i64(int64_t value, int *out)
   return MZ_OK;
 }
 
+/* At least one byte: @p out is not NULL after MZ_OK. */
+static mz_status_t take(int64_t bytes, const char *what, void **out)
+{
+  *out = told_to_fail() ? NULL : calloc(1, (size_t)bytes);
+  MZ_REQUIRE(*out, MZ_ERR_NOMEM, "%s: no memory for %" PRId64 " bytes", what,
+             bytes);
+  return MZ_OK;
+}
+
 mz_status_t mz_alloc_zeroed(int64_t count, size_t size, const char *what,
                             void **out)
 {
@@ -50,10 +59,7 @@ mz_status_t mz_alloc_zeroed(int64_t count, size_t size, const char *what,
   MZ_REQUIRE(count >= 0, MZ_ERR_ARG, "%s: %" PRId64 " elements", what, count);
   MZ_TRY(mz_mul_i64(count, (int64_t)size, &bytes));
   if (bytes == 0) return MZ_OK;
-  *out = told_to_fail() ? NULL : calloc((size_t)count, size);
-  MZ_REQUIRE(*out, MZ_ERR_NOMEM, "%s: no memory for %" PRId64 " bytes", what,
-             bytes);
-  return MZ_OK;
+  return MZ_TRACE(take(bytes, what, out));
 }
 
 mz_status_t mz_alloc_arena(int64_t bytes, const char *what, void **out)
@@ -72,11 +78,12 @@ mz_status_t mz_alloc_arena(int64_t bytes, const char *what, void **out)
 mz_status_t mz_alloc_grow(void **array, int64_t *capacity, int64_t need,
                           size_t size, const char *what)
 {
-  int64_t wanted = mz_max_i64(need, *capacity * 2);
-  void *bigger = NULL;
+  int64_t wanted = mz_max_i64(need, *capacity * 2), bytes;
+  void *bigger;
 
   if (need <= *capacity) return MZ_OK;
-  MZ_TRY(mz_alloc_zeroed(wanted, size, what, &bigger));
+  MZ_TRY(mz_mul_i64(wanted, (int64_t)size, &bytes));
+  MZ_TRY(take(bytes, what, &bigger));
   if (*array) memcpy(bigger, *array, (size_t)*capacity * size);
   free(*array);
   *array = bigger;
@@ -87,9 +94,11 @@ mz_status_t mz_alloc_grow(void **array, int64_t *capacity, int64_t need,
 mz_status_t mz_string_copy(const char *text, char **out)
 {
   size_t bytes = strlen(text) + 1;
+  void *copy;
 
-  MZ_TRY(mz_new((int64_t)bytes, "string", out));
-  memcpy(*out, text, bytes);
+  *out = NULL;
+  MZ_TRY(take((int64_t)bytes, "string", &copy));
+  *out = memcpy(copy, text, bytes);
   return MZ_OK;
 }
 

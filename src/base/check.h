@@ -15,8 +15,15 @@ mz_status_t mz_error_set(mz_status_t status, const char *file, int line,
 mz_status_t mz_error_frame(mz_status_t status, const char *file, int line,
                            const char *func);
 
+/* These macros hand on the status that they were given, and not what a function
+ * returns, so that a reader of one file (clang-tidy) sees that it is an error.
+ */
 #define MZ_ERROR(status, ...)                                                  \
-  mz_error_set((status), __FILE__, __LINE__, __func__, __VA_ARGS__)
+  ({                                                                           \
+    mz_status_t set_ = (status);                                               \
+    mz_error_set(set_, __FILE__, __LINE__, __func__, __VA_ARGS__);             \
+    set_;                                                                      \
+  })
 
 #define MZ_FAIL(status, ...) return MZ_ERROR((status), __VA_ARGS__)
 
@@ -34,13 +41,20 @@ mz_status_t mz_error_frame(mz_status_t status, const char *file, int line,
     }                                                                          \
   } while (0)
 
-#define MZ_TRACE(call) mz_error_frame((call), __FILE__, __LINE__, __func__)
+#define MZ_TRACE(call)                                                         \
+  ({                                                                           \
+    mz_status_t traced_ = (call);                                              \
+    mz_error_frame(traced_, __FILE__, __LINE__, __func__);                     \
+    traced_;                                                                   \
+  })
 
 #define MZ_TRY(call)                                                           \
   do {                                                                         \
     mz_status_t st_ = (call);                                                  \
-    if (st_ != MZ_OK)                                                          \
-      return mz_error_frame(st_, __FILE__, __LINE__, __func__);                \
+    if (st_ != MZ_OK) {                                                        \
+      mz_error_frame(st_, __FILE__, __LINE__, __func__);                       \
+      return st_;                                                              \
+    }                                                                          \
   } while (0)
 
 #define MZ_TRY_GOTO(st, call, label)                                           \

@@ -8,6 +8,7 @@
 #include "config/keys.h"
 #include "config/text.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -55,15 +56,25 @@ static mz_status_t default_of(const mz_config_t *config, const mz_key_t *key,
   return MZ_OK;
 }
 
-static mz_status_t add_note(mz_config_t *config, const mz_key_t *key)
+mz_status_t mz_config_add_note(mz_config_t *config, const char *format, ...)
 {
-  mz_text_t note = {0};
+  char text[512];
+  va_list args;
 
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
   MZ_TRY(mz_grow(&config->notes, &config->notes_capacity, config->num_notes + 1,
                  "notes"));
-  MZ_TRY(mz_text_add(&note, "%s: nothing to do: %s", key->path, key->meaning));
-  config->notes[config->num_notes++] = note.text;
+  MZ_TRY(mz_string_copy(text, &config->notes[config->num_notes]));
+  config->num_notes++;
   return MZ_OK;
+}
+
+static mz_status_t add_note(mz_config_t *config, const mz_key_t *key)
+{
+  return MZ_TRACE(mz_config_add_note(config, "%s: nothing to do: %s", key->path,
+                                     key->meaning));
 }
 
 /* {}, {"enabled": false} */

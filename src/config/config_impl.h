@@ -35,6 +35,10 @@ json_t *mz_config_at(json_t *root, const char *path);
 /** The same, but NULL also for null and for "auto", which is not given. */
 json_t *mz_config_given(const mz_config_t *config, const char *path);
 
+/** Adds a note for the user (printf form). */
+mz_status_t mz_config_add_note(mz_config_t *config, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /** Fills what depends on other keys and checks keys against each other. */
 mz_status_t mz_config_derive(mz_config_t *config);
 

@@ -100,19 +100,50 @@ static mz_status_t derive_optimizer(mz_config_t *config)
   mz_config_values_t *values = &config->values;
   const json_t *type = mz_config_given(config, "optimizer.type");
   const char *name = type ? json_string_value(type) : "AdamW";
-  const mz_key_t *key;
 
   MZ_REQUIRE(values->optimizer.adam_w_mode || strcasecmp(name, "Adam") == 0,
              MZ_ERR_CONFIG,
              "optimizer.params.adam_w_mode: found false, but optimizer.type "
              "is AdamW; \"Adam\" allows false");
-  if (!given(config, "scheduler.params.warmup_max_lr"))
-    values->scheduler.warmup_max_lr = values->optimizer.lr;
-  for (int i = 0; (key = mz_key_at(i)); i++)
-    MZ_REQUIRE(strncmp(key->path, "scheduler.params.", 17) != 0 ||
-                   !given(config, key->path) || given(config, "scheduler.type"),
-               MZ_ERR_CONFIG, "%s: scheduler.type is not given", key->path);
   return MZ_OK;
+}
+
+/* DeepSpeed's default of WarmupDecayLR, where null is the optimizer's rate. */
+static double default_max_lr(const mz_config_t *config)
+{
+  bool absent = !mz_config_at(config->root, "scheduler.params.warmup_max_lr");
+
+  if (absent && config->values.scheduler.type == MZ_SCHED_WARMUP_DECAY)
+    return 1e-3;
+  return config->values.optimizer.lr;
+}
+
+static mz_status_t derive_scheduler(mz_config_t *config)
+{
+  mz_scheduler_config_t *s = &config->values.scheduler;
+  bool ends =
+      s->type == MZ_SCHED_WARMUP_DECAY || s->type == MZ_SCHED_WARMUP_COSINE;
+  const mz_key_t *key;
+
+  if (!given(config, "scheduler.params.warmup_max_lr"))
+    s->warmup_max_lr = default_max_lr(config);
+  for (int i = 0; (key = mz_key_at(i)); i++) {
+    if (!given(config, key->path) || mz_key_fits_schedule(key, s->type))
+      continue;
+    MZ_REQUIRE(s->type != MZ_SCHED_CONSTANT, MZ_ERR_CONFIG,
+               "%s: scheduler.type is not given", key->path);
+    MZ_FAIL(MZ_ERR_CONFIG, "%s: scheduler.type %s has no such parameter",
+            key->path,
+            json_string_value(mz_config_given(config, "scheduler.type")));
+  }
+  MZ_REQUIRE(!ends || s->total_num_steps > 0, MZ_ERR_CONFIG,
+             "scheduler.params.total_num_steps: required");
+  if (!ends || s->total_num_steps >= s->warmup_num_steps) return MZ_OK;
+  return MZ_TRACE(mz_config_add_note(
+      config,
+      "scheduler.params.total_num_steps: %" PRId64 " is less than "
+      "warmup_num_steps %" PRId64 ": the rate falls at once after the warm-up",
+      s->total_num_steps, s->warmup_num_steps));
 }
 
 static mz_status_t check_zero(const mz_zero_config_t *zero)
@@ -149,6 +180,7 @@ mz_status_t mz_config_derive(mz_config_t *config)
   MZ_TRY(derive_model(config));
   MZ_TRY(mz_config_derive_moe(config));
   MZ_TRY(derive_optimizer(config));
+  MZ_TRY(derive_scheduler(config));
   MZ_TRY(check_zero(&config->values.zero));
   return MZ_TRACE(check_fault(config->values.debug.fault));
 }

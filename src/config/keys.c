@@ -12,7 +12,7 @@ static const mz_key_list_t *const lists[] = {
 
 const mz_key_t *mz_key_at(int i)
 {
-  for (size_t l = 0; l < sizeof lists / sizeof *lists; l++) {
+  for (size_t l = 0; l < sizeof lists / sizeof lists[0]; l++) {
     if (i < lists[l]->num_keys) return &lists[l]->keys[i];
     i -= lists[l]->num_keys;
   }

@@ -55,6 +55,7 @@ struct mz_key {
   const char *fallback;
   double min, max;            /* INT and REAL */
   bool above, below;          /* the bound itself is not allowed */
+  bool later_list;            /* a list instead: "not supported yet" */
   bool case_free;             /* choices are compared without case */
   bool hooks;                 /* only in a build with -Dtest_hooks=true */
   const mz_choice_t *choices; /* WORD and CHOICE; may be given for TEXT */
@@ -180,6 +181,9 @@ bool mz_key_is_section(const char *path);
 void mz_key_nearest(const char *section, const char *name, char *nearest,
                     size_t nearest_bytes);
 
+/** Whether a key means something with a schedule; true outside of scheduler. */
+bool mz_key_fits_schedule(const mz_key_t *key, mz_schedule_type_t type);
+
 /** Whether null stands for "not given". */
 bool mz_key_nullable(const mz_key_t *key);
 
@@ -206,7 +210,14 @@ mz_status_t mz_key_refuse_at(const char *path, const json_t *value,
                              const char *form);
 mz_status_t mz_key_refuse(const mz_key_t *key, const json_t *value);
 
-/* Functions of HAND rows (lists.c, moe.c). */
+/** Reads a list of two numbers from 0 to below 1. @return whether it is one. */
+bool mz_key_betas(const json_t *value, double *beta1_out, double *beta2_out);
+
+/* Functions of HAND rows (lists.c, moe.c, param_groups.c). */
+mz_status_t mz_key_read_param_groups(const mz_key_t *key, const json_t *value,
+                                     mz_config_values_t *values);
+json_t *mz_key_write_param_groups(const mz_key_t *key,
+                                  const mz_config_values_t *values);
 mz_status_t mz_key_read_paths(const mz_key_t *key, const json_t *value,
                               mz_config_values_t *values);
 json_t *mz_key_write_paths(const mz_key_t *key,

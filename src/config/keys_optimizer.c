@@ -2,6 +2,8 @@
 /* Keys of DeepSpeed's optimizer, scheduler and precision. */
 #include "config/keys.h"
 
+#include <string.h>
+
 static const mz_choice_t optimizers[] = {{"AdamW", 0},
                                          {"Adam", 0},
                                          {"Lamb", MZ_CHOICE_LATER},
@@ -17,9 +19,12 @@ static const mz_choice_t optimizers[] = {{"AdamW", 0},
                                          {"MuSGD", MZ_CHOICE_LATER},
                                          {NULL, 0}};
 static const mz_choice_t schedules[] = {
-    {"WarmupLR", MZ_SCHED_WARMUP},       {"WarmupDecayLR", MZ_CHOICE_LATER},
-    {"WarmupCosineLR", MZ_CHOICE_LATER}, {"LRRangeTest", MZ_CHOICE_LATER},
-    {"OneCycle", MZ_CHOICE_LATER},       {NULL, 0}};
+    {"WarmupLR", MZ_SCHED_WARMUP},
+    {"WarmupDecayLR", MZ_SCHED_WARMUP_DECAY},
+    {"WarmupCosineLR", MZ_SCHED_WARMUP_COSINE},
+    {"LRRangeTest", MZ_CHOICE_LATER},
+    {"OneCycle", MZ_CHOICE_LATER},
+    {NULL, 0}};
 static const mz_choice_t warmups[] = {
     {"log", MZ_WARMUP_LOG}, {"linear", MZ_WARMUP_LINEAR}, {NULL, 0}};
 static const mz_choice_t wire_types[] = {{"fp32", 0},
@@ -30,6 +35,13 @@ static const mz_choice_t wire_types[] = {{"fp32", 0},
 
 #define O "optimizer.params."
 #define S "scheduler.params."
+/* DeepSpeed also takes a list, a value by parameter group. */
+#define MZ_RATE(path_, field_, fallback_, meaning_)                            \
+  {                                                                            \
+    MZ_USED_(path_, MZ_KEY_REAL, fallback_, MZ_FIELD_(double, field_),         \
+             meaning_),                                                        \
+        .min = 0, .max = INFINITY, .later_list = true                          \
+  }
 #define NO_FP16 "no effect: fp16 is not enabled"
 #define NO_BF16 "no effect: bf16 is not enabled"
 
@@ -51,11 +63,24 @@ static const mz_key_t rows[] = {
     MZ_REAL(O "eps", optimizer.eps, "1e-8", 0, INFINITY,
             "Added to the root of the second mean"),
     MZ_REAL(O "weight_decay", optimizer.weight_decay, "0.0", 0, INFINITY,
-            "Decay of matrices; biases and norms have none"),
+            "Decay of matrices; biases and norms have none (see "
+            "optimizer.param_groups)"),
     MZ_BOOL(O "bias_correction", optimizer.bias_correction, "true",
             "The means are corrected for their start at 0"),
     MZ_BOOL(O "adam_w_mode", optimizer.adam_w_mode, "true",
             "Decoupled decay; false (type Adam only): added to the gradient"),
+    MZ_HAND("optimizer.param_groups", MZ_NO_FIELD, "[]",
+            "a list of at most 64 entries {\"pattern\": glob, \"experts\": "
+            "true or false, \"lr\": r, \"betas\": [b1, b2], \"eps\": e, "
+            "\"weight_decay\": w}",
+            mz_key_read_param_groups, mz_key_write_param_groups,
+            "Numbers of their own for tensors whose name the pattern (as of a "
+            "shell; default *) matches, with experts only those inside (true) "
+            "or outside (false) of experts. The first entry that matches wins; "
+            "what it leaves out comes from optimizer.params, for biases and "
+            "norms the decay 0. A schedule scales lr like that of "
+            "optimizer.params: the rate of a step is the schedule's value * lr "
+            "/ optimizer.params.lr"),
     MZ_NOTED(O "torch_adam", BOOL, "false", "one implementation of Adam"),
     MZ_FIXED(O "fp32_optimizer_states", BOOL, "true",
              "the optimizer's state is fp32"),
@@ -69,17 +94,23 @@ static const mz_key_t rows[] = {
 
     MZ_CHOICE("scheduler.type", scheduler.type, "null", schedules,
               "Learning-rate schedule; null: constant"),
-    MZ_REAL(S "warmup_min_lr", scheduler.warmup_min_lr, "0.0", 0, INFINITY,
-            "Rate at the start"),
-    MZ_REAL(S "warmup_max_lr", scheduler.warmup_max_lr, "null", 0, INFINITY,
-            "Rate after the warm-up; null: the optimizer's"),
+    MZ_RATE(S "warmup_min_lr", scheduler.warmup_min_lr, "0.0",
+            "WarmupLR, WarmupDecayLR: rate at the start"),
+    MZ_RATE(S "warmup_max_lr", scheduler.warmup_max_lr, "null",
+            "WarmupLR, WarmupDecayLR: rate after the warm-up; null: the "
+            "optimizer's; left out: that too, with WarmupDecayLR 1e-3"),
     MZ_INT(S "warmup_num_steps", scheduler.warmup_num_steps, "1000", 1,
            INFINITY, "Steps of the warm-up"),
     MZ_CHOICE(S "warmup_type", scheduler.warmup_type, "\"log\"", warmups,
               "Shape of the warm-up"),
-    MZ_LATER(S "total_num_steps", INT, "null", "Decay, Cosine: last step"),
-    MZ_LATER(S "warmup_min_ratio", REAL, "0.0", "Cosine: ratio at the start"),
-    MZ_LATER(S "cos_min_ratio", REAL, "1e-4", "Cosine: ratio at the end"),
+    MZ_INT(S "total_num_steps", scheduler.total_num_steps,
+           "=required by WarmupDecayLR and WarmupCosineLR", 1, INFINITY,
+           "WarmupDecayLR, WarmupCosineLR: step at which the rate is lowest"),
+    MZ_REAL(S "warmup_min_ratio", scheduler.warmup_min_ratio, "0.0", 0,
+            INFINITY,
+            "WarmupCosineLR: rate at the start, over the optimizer's"),
+    MZ_REAL(S "cos_min_ratio", scheduler.cos_min_ratio, "1e-4", 0, INFINITY,
+            "WarmupCosineLR: rate at the end, over the optimizer's"),
     MZ_LATER(S "lr_range_test_min_lr", REAL, "1e-3", "Range test: first rate"),
     MZ_LATER(S "lr_range_test_step_size", INT, "2000",
              "Range test: steps a stair"),
@@ -129,5 +160,27 @@ static const mz_key_t rows[] = {
     MZ_LATER_CHOICE("data_types.buffer_dtype", "null", wire_types,
                     "Type of the buffers"),
 };
+
+/* Types that a key of the section is for; a key without a row is for all. */
+static const struct {
+  const char *path;
+  unsigned types; /* bits by mz_schedule_type_t */
+} schedule_keys[] = {
+    {S "warmup_min_lr", 1u << MZ_SCHED_WARMUP | 1u << MZ_SCHED_WARMUP_DECAY},
+    {S "warmup_max_lr", 1u << MZ_SCHED_WARMUP | 1u << MZ_SCHED_WARMUP_DECAY},
+    {S "total_num_steps",
+     1u << MZ_SCHED_WARMUP_DECAY | 1u << MZ_SCHED_WARMUP_COSINE},
+    {S "warmup_min_ratio", 1u << MZ_SCHED_WARMUP_COSINE},
+    {S "cos_min_ratio", 1u << MZ_SCHED_WARMUP_COSINE},
+};
+
+bool mz_key_fits_schedule(const mz_key_t *key, mz_schedule_type_t type)
+{
+  if (strncmp(key->path, "scheduler.", 10) != 0) return true;
+  for (size_t i = 0; i < sizeof schedule_keys / sizeof *schedule_keys; i++)
+    if (strcmp(key->path, schedule_keys[i].path) == 0)
+      return schedule_keys[i].types >> type & 1;
+  return type != MZ_SCHED_CONSTANT;
+}
 
 const mz_key_list_t mz_keys_optimizer = MZ_KEY_LIST(rows);

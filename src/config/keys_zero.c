@@ -20,8 +20,11 @@ static const mz_key_t rows[] = {
            "Elements a gradient exchange"),
     MZ_INT(Z "allgather_bucket_size", zero.allgather_bucket_size, "5e8", 2,
            INFINITY, "Elements a gather of parameters; even"),
-    MZ_INT(Z "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size,
-           "5e7", 0, INFINITY, "Elements gathered ahead"),
+    MZ_INT(
+        Z "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size,
+        "5e7", 0, INFINITY,
+        "Elements gathered ahead of the step that uses them; at most 32 units "
+        "or runs"),
     MZ_INT(Z "stage3_param_persistence_threshold",
            zero.stage3_param_persistence_threshold, "1e5", 0, INFINITY,
            "Tensors with fewer elements stay whole"),
@@ -29,9 +32,13 @@ static const mz_key_t rows[] = {
            zero.stage3_model_persistence_threshold, "9223372036854775807", 0,
            INFINITY, "Bound of all elements that stay whole"),
     MZ_INT(Z "stage3_max_live_parameters", zero.stage3_max_live_parameters,
-           "1e9", 0, INFINITY, "Elements gathered at one time"),
+           "1e9", 0, INFINITY,
+           "Elements gathered or on the way at one time; where room is short "
+           "the weights go whose next use is the farthest"),
     MZ_INT(Z "stage3_max_reuse_distance", zero.stage3_max_reuse_distance, "1e9",
-           0, INFINITY, "Kept if used again within so many elements"),
+           0, INFINITY,
+           "Weights stay if at most so many elements of others are used before "
+           "they are used again"),
     MZ_FIXED(Z "contiguous_gradients", BOOL, "true",
              "gradients always lie in planned buckets"),
     MZ_FIXED(Z "reduce_scatter", BOOL, "true",

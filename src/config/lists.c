@@ -82,20 +82,26 @@ json_t *mz_key_write_paths(const mz_key_t *key,
   return list;
 }
 
-mz_status_t mz_key_read_betas(const mz_key_t *key, const json_t *value,
-                              mz_config_values_t *values)
+bool mz_key_betas(const json_t *value, double *beta1_out, double *beta2_out)
 {
   double beta[2];
 
-  if (json_array_size(value) != 2) return MZ_TRACE(mz_key_refuse(key, value));
+  if (json_array_size(value) != 2) return false;
   for (size_t i = 0; i < 2; i++) {
     const json_t *entry = json_array_get(value, i);
     beta[i] = json_number_value(entry);
-    if (!json_is_number(entry) || beta[i] < 0 || beta[i] >= 1)
-      return MZ_TRACE(mz_key_refuse(key, value));
+    if (!json_is_number(entry) || beta[i] < 0 || beta[i] >= 1) return false;
   }
-  values->optimizer.beta1 = beta[0];
-  values->optimizer.beta2 = beta[1];
+  *beta1_out = beta[0];
+  *beta2_out = beta[1];
+  return true;
+}
+
+mz_status_t mz_key_read_betas(const mz_key_t *key, const json_t *value,
+                              mz_config_values_t *values)
+{
+  if (!mz_key_betas(value, &values->optimizer.beta1, &values->optimizer.beta2))
+    return MZ_TRACE(mz_key_refuse(key, value));
   return MZ_OK;
 }
 

@@ -74,6 +74,9 @@ mz_status_t mz_key_check(const mz_key_t *key, const json_t *value)
   int64_t integer;
 
   if (mz_key_nullable(key) && json_is_null(value)) return MZ_OK;
+  MZ_REQUIRE(!key->later_list || !json_is_array(value), MZ_ERR_UNSUPPORTED,
+             "not supported yet: %s as a list, a value by parameter group",
+             key->path);
   if (key->choices) {
     choice = choice_of(key, value);
     good = choice != NULL;

@@ -7,8 +7,6 @@
 #include "config/keys.h"
 #include "config/text.h"
 
-#include <string.h>
-
 enum { FORM_BYTES = 512 };
 
 /* Whether a key of the table appears in a resolved configuration. */
@@ -18,8 +16,7 @@ static bool is_written(const mz_key_t *key, const mz_config_values_t *values)
 #ifndef MZ_TEST_HOOKS
   if (key->hooks) return false;
 #endif
-  return values->scheduler.type != MZ_SCHED_CONSTANT ||
-         strncmp(key->path, "scheduler.", 10) != 0;
+  return mz_key_fits_schedule(key, values->scheduler.type);
 }
 
 /* A hook that is off is left out, so that any build reads the text. */

@@ -270,5 +270,6 @@ mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl)
              "moe.layers names block %d, the model has blocks 0..%d in "
              "ascending order",
              config->moe.layer[next_moe], num_layers - 1);
-  return MZ_TRACE(add_head(&g, num_layers + 1));
+  MZ_TRY(add_head(&g, num_layers + 1));
+  return MZ_TRACE(mz_decl_apply_groups(decl, &config->optimizer));
 }

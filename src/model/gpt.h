@@ -10,9 +10,11 @@
 
 /**
  * Declares the model. Block 0 is the embedding, block l + 1 the transformer
- * block l, block L + 1 the last norm and the head. Not collective.
+ * block l, block L + 1 the last norm and the head; then applies
+ * optimizer.param_groups to its tensors. Not collective.
  * @return MZ_OK, MZ_ERR_CONFIG (sizes that do not divide, lists of the debug
- * section that do not fit), and the errors of mz_decl_tensor.
+ * section that do not fit, an entry of param_groups without a tensor), and the
+ * errors of mz_decl_tensor.
  */
 mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl);
 

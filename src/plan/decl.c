@@ -11,9 +11,14 @@
 
 mz_status_t mz_decl_create(mz_decl_t **decl_out)
 {
+  mz_status_t st;
+
   MZ_REQUIRE(decl_out, MZ_ERR_ARG, "decl_out is NULL");
   MZ_TRY(mz_new(1, "declaration", decl_out));
-  return MZ_OK;
+  (*decl_out)->num_grouped = -1;
+  st = mz_decl_first_groups(*decl_out);
+  if (st != MZ_OK) mz_decl_destroy(decl_out);
+  return MZ_TRACE(st);
 }
 
 void mz_decl_destroy(mz_decl_t **decl)
@@ -26,6 +31,7 @@ void mz_decl_destroy(mz_decl_t **decl)
       d->layers[i].opts.destroy(d->layers[i].opts.self);
   for (int64_t i = 0; i < d->num_moes; i++)
     mz_free(d->moes[i].owned_name);
+  mz_free(d->groups);
   mz_free(d->tensors);
   mz_free(d->table);
   mz_free(d->buffers);
@@ -73,7 +79,8 @@ static mz_status_t copy_name(const char *name, char out[MZ_NAME_MAX])
   return MZ_OK;
 }
 
-static mz_status_t check_tensor(const mz_tensor_opts_t *opts)
+static mz_status_t check_tensor(const mz_decl_t *d,
+                                const mz_tensor_opts_t *opts)
 {
   MZ_REQUIRE(opts->ndim >= 1 && opts->ndim <= 4, MZ_ERR_ARG,
              "%s: %d dimensions, need 1..4", opts->name, opts->ndim);
@@ -84,9 +91,9 @@ static mz_status_t check_tensor(const mz_tensor_opts_t *opts)
   MZ_REQUIRE(opts->init_std >= 0, MZ_ERR_ARG,
              "%s: standard deviation %g, need at least 0", opts->name,
              opts->init_std);
-  MZ_REQUIRE(opts->param_group >= 0 && opts->param_group < MZ_NUM_PARAM_GROUPS,
-             MZ_ERR_ARG, "%s: parameter group %d, need 0..%d", opts->name,
-             opts->param_group, MZ_NUM_PARAM_GROUPS - 1);
+  MZ_REQUIRE(opts->param_group >= 0 && opts->param_group < d->num_groups,
+             MZ_ERR_ARG, "%s: parameter group %d, need 0..%" PRId64, opts->name,
+             opts->param_group, d->num_groups - 1);
   return MZ_OK;
 }
 
@@ -125,7 +132,7 @@ static mz_status_t add_tensor(mz_decl_t *d, const char *name,
 mz_status_t mz_decl_tensor(mz_decl_t *decl, const mz_tensor_opts_t *opts,
                            int32_t *tensor_out)
 {
-  MZ_TRY(check_tensor(opts));
+  MZ_TRY(check_tensor(decl, opts));
   return MZ_TRACE(add_tensor(decl, opts->name, opts, -1, -1, tensor_out));
 }
 
@@ -176,7 +183,7 @@ mz_status_t mz_decl_expert_tensor(mz_decl_t *decl, int32_t moe,
   mz_moe_t *m = &decl->moes[moe];
   int32_t id = -1;
 
-  MZ_TRY(check_tensor(opts));
+  MZ_TRY(check_tensor(decl, opts));
   MZ_REQUIRE(m->num_tensors < MZ_STEP_MAX_REFS, MZ_ERR_ARG,
              "%s: an expert has at most %d tensors", m->name, MZ_STEP_MAX_REFS);
   for (int32_t e = 0; e < m->opts.num_experts; e++) {

@@ -65,6 +65,10 @@ typedef struct mz_moe {
 
 struct mz_decl {
   mz_dtype_t dtype;
+  mz_hyper_t *groups; /* by parameter group */
+  int64_t num_groups, cap_groups;
+  int64_t
+      num_grouped; /* tensors that mz_decl_apply_groups saw; -1: not called */
   mz_tensor_t *tensors;
   int64_t num_tensors, cap_tensors;
   int32_t *table; /* open addressing on the hash: tensor id + 1 */
@@ -78,5 +82,8 @@ struct mz_decl {
   mz_step_t *steps[2];
   int64_t num_steps[2], cap_steps[2];
 };
+
+/* param_groups.c: the groups that every declaration starts with. */
+mz_status_t mz_decl_first_groups(mz_decl_t *decl);
 
 #endif

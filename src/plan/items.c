@@ -15,7 +15,7 @@ static void add_set(mz_sketch_t *s, int32_t first_unit, int32_t num)
 
   set->first_unit = first_unit;
   set->num_units = num;
-  set->grad_first = set->grad_last = set->scratch = set->last_stay = -1;
+  set->grad_first = set->grad_last = set->scratch = -1;
   for (int32_t u = first_unit; u < first_unit + num; u++) {
     set->elements += s->plan->units[u].elements;
     set->gathers = s->plan->units[u].p > 1;

@@ -40,6 +40,11 @@
  * branches) by jumps to operation indices. Entries (messages) are numbered;
  * POST hands one to the queue, WAIT waits for it.
  *
+ * Gathered weights stay until their next use, forward or backward, when at
+ * most max_reuse_distance other elements are used between and the live limit
+ * has room; where it has not, those whose next use is the farthest go. They are
+ * posted as far ahead as the live limit and prefetch_bucket_size allow.
+ *
  * ## Buffers
  * Every byte the engine holds, with the operations between which it lives in
  * each walk; buffers that never live at once may share bytes. A buffer that an

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The walks: stays of gathered weights, reductions, then the operations. */
+/* The walks: from items, stays and reductions to operations. */
 #include "plan/sketch.h"
 
 #include "base/alloc.h"
@@ -7,63 +7,7 @@
 
 #include <stdio.h>
 
-/* --- stays of gathered weights --- */
-
-static mz_status_t add_stay(mz_sketch_t *s, int32_t set, int32_t item)
-{
-  mz_stay_t stay = {.set = set, .first = item, .last = item, .target = -1};
-
-  MZ_TRY(mz_grow(&s->stays, &s->cap_stays, s->num_stays + 1, "stays"));
-  s->stays[s->num_stays++] = stay;
-  return MZ_OK;
-}
-
-/* Elements of other sets that are first used after item a, up to now: the reuse
- * distance between two uses. Counting stops above @p limit. */
-static int64_t distance(const mz_sketch_t *s, int32_t set, int32_t a,
-                        int64_t limit)
-{
-  int64_t sum = 0;
-
-  for (int64_t i = s->num_stays - 1; i >= 0 && s->stays[i].first > a; i--) {
-    if (s->stays[i].set != set) sum += s->sets[s->stays[i].set].elements;
-    if (sum > limit) break;
-  }
-  return sum;
-}
-
-static int64_t all_gathered(const mz_sketch_t *s)
-{
-  int64_t sum = 0;
-  for (int64_t i = 0; i < s->num_sets; i++)
-    if (s->sets[i].gathers) sum += s->sets[i].elements;
-  return sum;
-}
-
-/* Uses in one pass are one stay; the backward use continues the forward one
- * when nothing is gathered between, or when it comes again within the reuse
- * distance and all weights may live at once. */
-static mz_status_t make_stays(mz_sketch_t *s)
-{
-  bool all = all_gathered(s) <= s->plan->opts.max_live_parameters;
-  int64_t limit = all ? s->plan->opts.max_reuse_distance : 0;
-
-  for (int32_t i = 0; i < s->num_items; i++)
-    for (int32_t j = 0; j < s->items[i].num_weights; j++) {
-      int32_t set = s->items[i].weights[j], at = s->sets[set].last_stay;
-      mz_stay_t *last = at >= 0 ? &s->stays[at] : NULL;
-
-      if (!s->sets[set].gathers) continue;
-      if (last && (s->items[last->last].pass == s->items[i].pass ||
-                   distance(s, set, last->last, limit) <= limit)) {
-        last->last = i;
-        continue;
-      }
-      s->sets[set].last_stay = (int32_t)s->num_stays;
-      MZ_TRY(add_stay(s, set, i));
-    }
-  return MZ_OK;
-}
+/* --- the walk --- */
 
 /* What ends and begins at each item; lists run in order of stays and sets. */
 static void link_items(mz_sketch_t *s)
@@ -75,11 +19,7 @@ static void link_items(mz_sketch_t *s)
 
     s->stays[i].next_release = it->release;
     it->release = (int32_t)i;
-    if (s->stays[i].last + 1 < s->num_items)
-      it[1].ended += s->sets[s->stays[i].set].elements;
   }
-  for (int64_t i = 1; i < s->num_items; i++)
-    s->items[i].ended += s->items[i - 1].ended;
   for (int64_t i = s->num_sets - 1; i >= 0; i--) {
     mz_set_t *set = &s->sets[i];
 
@@ -90,40 +30,6 @@ static void link_items(mz_sketch_t *s)
     s->items[set->grad_last].reduce = (int32_t)i;
   }
 }
-
-/* Posts: one stay ahead where buckets and the live limit allow. A stay that
- * ended before an item began before it, so what lives there is what has begun
- * less what has ended. */
-static mz_status_t place_posts(mz_sketch_t *s)
-{
-  const mz_plan_opts_t *o = &s->plan->opts;
-  int64_t begun = 0, most = 0, peak = 0;
-
-  for (int64_t i = 0; i < s->num_stays; i++) {
-    mz_stay_t *stay = &s->stays[i];
-    int64_t size = s->sets[stay->set].elements;
-    int32_t ahead = i ? s->stays[i - 1].first : 0;
-    int64_t early;
-
-    begun += size;
-    most = mz_max_i64(most, begun - s->items[stay->first].ended);
-    early = begun - s->items[ahead].ended;
-    stay->post = stay->first;
-    if (size <= o->prefetch_bucket_size && early <= o->max_live_parameters) {
-      stay->post = ahead;
-      peak = mz_max_i64(peak, early);
-    }
-  }
-  MZ_REQUIRE(most <= o->max_live_parameters, MZ_ERR_CONFIG,
-             "zero_optimization.stage3_max_live_parameters is %" PRId64
-             ", the largest step needs %" PRId64,
-             o->max_live_parameters, most);
-  s->plan->peak_gathered =
-      mz_max_i64(s->plan->peak_gathered, mz_max_i64(peak, most));
-  return MZ_OK;
-}
-
-/* --- the walk --- */
 
 static mz_status_t add_target(mz_sketch_t *s, const mz_set_t *set,
                               const char *what, mz_dtype_t dtype,
@@ -258,9 +164,8 @@ static mz_status_t make_walk(mz_emit_t *emit, mz_walk_t walk)
   emit->capacity_ops = 0;
   s.train = walk == MZ_WALK_MICRO;
   MZ_TRY_GOTO(st, mz_sketch_make_items(&s), done);
-  MZ_TRY_GOTO(st, make_stays(&s), done);
+  MZ_TRY_GOTO(st, mz_sketch_make_stays(&s), done);
   link_items(&s);
-  MZ_TRY_GOTO(st, place_posts(&s), done);
   MZ_TRY_GOTO(st, emit_walk(&s), done);
 done:
   mz_free(s.ops);

@@ -12,7 +12,6 @@ typedef struct mz_set {
   int64_t elements;
   bool gathers, scatters;                 /* p > 1, g > 1 */
   int32_t grad_first, grad_last, scratch; /* items; plan buffer */
-  int32_t last_stay;                      /* -1: none yet */
   int32_t next_scratch, next_reduce;      /* of the same item; -1: none */
 } mz_set_t;
 
@@ -25,12 +24,12 @@ typedef struct mz_item {
   /* what happens at it, heads of lists, -1: nothing: stays that end, sets whose
    * gradients begin and are whole */
   int32_t release, scratch, reduce;
-  int64_t ended; /* elements of the stays that ended before it */
 } mz_item_t;
 
 /* One stay of a set's weights. In order of first, and so of post. */
 typedef struct mz_stay {
   int32_t set, first, last, post; /* items */
+  int32_t earliest;               /* item: the set's stay before has ended */
   int32_t target, first_entry, num_entries;
   int32_t next_release; /* of the same item; -1: none */
 } mz_stay_t;
@@ -52,5 +51,10 @@ typedef struct mz_sketch {
 
 /* items.c: sets and items of the walk sketch->emit->walk. */
 mz_status_t mz_sketch_make_items(mz_sketch_t *sketch);
+
+/* stays.c: from the items' weights, when each set is gathered and released.
+ * @return MZ_OK, MZ_ERR_CONFIG (live limit below what the largest step needs),
+ * MZ_ERR_NOMEM. */
+mz_status_t mz_sketch_make_stays(mz_sketch_t *sketch);
 
 #endif

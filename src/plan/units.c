@@ -93,7 +93,7 @@ static mz_status_t add_class(maker_t *mk, int32_t block, enum unit_class class)
   snprintf(name, sizeof name, "block.%d%s", block,
            class == SMALL ? ".whole" : "");
   MZ_TRY(open_unit(mk, name, 0, class == SMALL, -1, -1));
-  for (int32_t g = 0; g < MZ_NUM_PARAM_GROUPS; g++)
+  for (int32_t g = 0; g < p->decl->num_groups; g++)
     for (int32_t i = 0; i < p->decl->num_tensors; i++) {
       const mz_tensor_t *t = &p->decl->tensors[i];
       if (t->moe < 0 && t->block == block && t->param_group == g &&
@@ -139,9 +139,9 @@ static mz_status_t add_experts(maker_t *mk, int32_t moe)
     char name[MZ_NAME_MAX + 32];
     snprintf(name, sizeof name, "%s.experts.%d", m->name, e);
     MZ_TRY(open_unit(mk, name, edp_group, false, moe, e));
-    for (int32_t g = 0; g < MZ_NUM_PARAM_GROUPS; g++)
+    for (int32_t g = 0; g < p->decl->num_groups; g++)
       for (int32_t t = 0; t < m->num_tensors; t++)
-        if (p->decl->tensors[m->tensors[t]].param_group == g)
+        if (p->decl->tensors[m->tensors[t] + e].param_group == g)
           MZ_TRY(append_tensor(mk, m->tensors[t] + e));
     close_unit(p);
   }

@@ -68,8 +68,8 @@ done:
   return st;
 }
 
-mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
-                            mz_tensor_part_t part, const float *values)
+void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
+                   const float *values)
 {
   mz_share_t share = part == MZ_PART_GRADS ? MZ_SHARE_OWNED : MZ_SHARE_UPDATED;
   const mz_segment_t *s = find_segment(engine, share, tensor);
@@ -77,6 +77,12 @@ mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
   if (s)
     memcpy(mz_zero_segment(engine->zero, s, part), values + s->tensor_offset,
            (size_t)s->length * sizeof *values);
+}
+
+mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
+                            mz_tensor_part_t part, const float *values)
+{
+  mz_engine_put(engine, tensor, part, values);
   return part == MZ_PART_WEIGHTS ? MZ_TRACE(mz_engine_publish(engine)) : MZ_OK;
 }
 

@@ -292,6 +292,8 @@ static mz_status_t create_tables(mz_engine_t *e)
     e->scalars_counts[r] = MZ_PLAN_SCALARS;
     e->scalars_displs[r] = r * MZ_PLAN_SCALARS;
   }
+  MZ_TRY(mz_new(e->decl->num_tensors, "marks of tensors", &e->gathered));
+  MZ_TRY(mz_update_make_groups(e));
   return MZ_TRACE(mz_routing_create(e));
 }
 
@@ -390,6 +392,9 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_free(e->buffers);
   mz_free(e->tickets);
   mz_free(e->scalars_counts);
+  mz_free(e->groups);
+  mz_free(e->lr_ratio);
+  mz_free(e->gathered);
   mz_free(e);
   *engine = NULL;
 }

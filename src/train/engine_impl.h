@@ -75,7 +75,10 @@ struct mz_engine {
   double total_labels, total_tokens, total_loss, grad_norm, min_gap;
   int32_t culprit;
   float factor;
-  double lr;
+  double lr;               /* of a group without a rate of its own */
+  mz_zero_group_t *groups; /* by parameter group */
+  uint8_t *gathered;       /* by tensor: mz_param_gather has it */
+  double *lr_ratio;        /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
 };
@@ -86,6 +89,9 @@ mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
                            int32_t last);
 /* Working weights from the fp32 ones: the gathers after the optimizer. */
 mz_status_t mz_engine_publish(mz_engine_t *engine);
+/* access.c: a whole tensor into what this rank stores of it; not published. */
+void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
+                   const float *values);
 /* Remembers the first error of the step on this rank. */
 void mz_engine_note(mz_engine_t *engine, mz_status_t status);
 
@@ -109,6 +115,7 @@ void mz_routing_point_pool(mz_engine_t *engine, int32_t moe);
 mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry);
 void mz_update_norm(mz_engine_t *engine);
 void mz_update_verdict(mz_engine_t *engine);
+mz_status_t mz_update_make_groups(mz_engine_t *engine);
 void mz_update_adamw(mz_engine_t *engine);
 /* Sum over ranks of one scalar, in rank order. */
 double mz_update_sum(const mz_engine_t *engine, int32_t at);

@@ -3,6 +3,7 @@
  * verdict, and the optimizer. Sums are taken in rank order by every rank. */
 #include "train/engine_impl.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
 #include "train/hooks.h"
 
@@ -88,20 +89,49 @@ void mz_update_verdict(mz_engine_t *engine)
   engine->factor = (float)(1 / fmax(1, over));
 }
 
+mz_status_t mz_update_make_groups(mz_engine_t *engine)
+{
+  const mz_optimizer_config_t *o = &engine->config->optimizer;
+  int32_t num = mz_decl_num_param_groups(engine->decl);
+
+  MZ_REQUIRE(o->num_groups == 0 ||
+                 engine->decl->num_grouped == engine->decl->num_tensors,
+             MZ_ERR_ARG,
+             "optimizer.param_groups is given, but mz_decl_apply_groups was "
+             "not called after the last tensor");
+  MZ_TRY(mz_new(num, "parameter groups", &engine->groups));
+  MZ_TRY(mz_new(num, "rates of parameter groups", &engine->lr_ratio));
+  for (int32_t i = 0; i < num; i++) {
+    const mz_hyper_t *h = mz_decl_group_hyper(engine->decl, i);
+    mz_zero_group_t *g = &engine->groups[i];
+    bool lr = h->gives & MZ_GIVES_LR, betas = h->gives & MZ_GIVES_BETAS;
+
+    MZ_REQUIRE(!lr || o->lr > 0, MZ_ERR_CONFIG,
+               "optimizer.params.lr is 0, but a parameter group has the rate "
+               "%g, which the schedule scales by their ratio",
+               h->lr);
+    engine->lr_ratio[i] = lr ? h->lr / o->lr : 1;
+    g->beta1 = betas ? h->beta1 : o->beta1;
+    g->beta2 = betas ? h->beta2 : o->beta2;
+    g->eps = h->gives & MZ_GIVES_EPS ? h->eps : o->eps;
+    g->decay =
+        h->gives & MZ_GIVES_WEIGHT_DECAY ? h->weight_decay : o->weight_decay;
+  }
+  return MZ_OK;
+}
+
 void mz_update_adamw(mz_engine_t *engine)
 {
   const mz_optimizer_config_t *o = &engine->config->optimizer;
-  mz_zero_update_t u = {.lr = engine->lr,
-                        .beta1 = o->beta1,
-                        .beta2 = o->beta2,
-                        .eps = o->eps,
-                        .decay = {o->weight_decay, 0},
+  mz_zero_update_t u = {.groups = engine->groups,
                         .t = engine->updates + 1,
                         .l2 = !o->adam_w_mode,
                         .bias_correction = o->bias_correction,
                         .factor = engine->factor};
 
   if (engine->verdict_skip) return;
+  for (int32_t i = 0; i < mz_decl_num_param_groups(engine->decl); i++)
+    engine->groups[i].lr = engine->lr * engine->lr_ratio[i];
   mz_engine_note(engine, mz_zero_adamw(engine->zero, &u));
   engine->updates++;
 }

@@ -367,17 +367,18 @@ mz_status_t mz_zero_adamw(mz_zero_t *zero, const mz_zero_update_t *update)
   for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++) {
     const mz_segment_t *s = &p->segments[MZ_SHARE_UPDATED][i];
     const mz_unit_t *u = &p->units[s->unit];
+    const mz_zero_group_t *g = &update->groups[s->param_group];
     mz_adamw_t a = {.n = s->length,
                     .w = mz_zero_segment(zero, s, MZ_PART_WEIGHTS),
                     .m = mz_zero_segment(zero, s, MZ_PART_EXP_AVG),
                     .v = mz_zero_segment(zero, s, MZ_PART_EXP_AVG_SQ),
                     .grad = mz_zero_segment(zero, s, MZ_PART_GRADS),
                     .factor = &zero->factor,
-                    .lr = update->lr,
-                    .beta1 = update->beta1,
-                    .beta2 = update->beta2,
-                    .eps = update->eps,
-                    .decay = update->decay[s->param_group],
+                    .lr = g->lr,
+                    .beta1 = g->beta1,
+                    .beta2 = g->beta2,
+                    .eps = g->eps,
+                    .decay = g->decay,
                     .t = update->t,
                     .l2 = update->l2,
                     .bias_correction = update->bias_correction};

@@ -58,10 +58,14 @@ void mz_zero_release(mz_zero_t *zero, const mz_op_t *op);
 mz_status_t mz_zero_norm(mz_zero_t *zero, double *sum_out,
                          int32_t *culprit_out);
 
+/** Numbers of a parameter group in this step. */
+typedef struct mz_zero_group {
+  double lr, beta1, beta2, eps, decay;
+} mz_zero_group_t;
+
 typedef struct mz_zero_update {
-  double lr, beta1, beta2, eps;
-  double decay[MZ_NUM_PARAM_GROUPS]; /* by parameter group */
-  int64_t t;                         /* from 1 */
+  const mz_zero_group_t *groups; /* by parameter group */
+  int64_t t;                     /* from 1 */
   bool l2, bias_correction;
   float factor; /* on gradients: clipping */
 } mz_zero_update_t;

@@ -239,8 +239,11 @@ Test(config_sorts, later_keys_are_refused_by_name)
   LATER("zero_optimization.zero_quantized_weights=true",
         "not supported yet: zero_optimization.zero_quantized_weights (found "
         "true)");
-  LATER("scheduler.type=WarmupDecayLR",
-        "not supported yet: scheduler.type (found \"WarmupDecayLR\")");
+  LATER("scheduler.type=OneCycle",
+        "not supported yet: scheduler.type (found \"OneCycle\")");
+  LATER("scheduler.params.warmup_max_lr=[1e-3, 1e-4]",
+        "not supported yet: scheduler.params.warmup_max_lr as a list, a value "
+        "by parameter group");
   LATER("optimizer.type=lamb",
         "not supported yet: optimizer.type (found \"lamb\")");
   LATER("train.recompute=full",

@@ -200,12 +200,21 @@ Test(config_json, reads_back_to_the_same_values)
   expect_round_trip(load("moe={\"num_experts\": [0, 4, 8, 0], \"k\": 2, "
                          "\"drop_policy\": \"position\"}"));
   expect_round_trip(load("moe={\"num_experts\": 0}"));
+  expect_round_trip(
+      load("scheduler={\"type\": \"WarmupDecayLR\", \"params\": "
+           "{\"total_num_steps\": 2000, \"warmup_max_lr\": 0.5}}"));
+  expect_round_trip(
+      load("scheduler={\"type\": \"WarmupCosineLR\", \"params\": "
+           "{\"total_num_steps\": 2000, \"cos_min_ratio\": 0.5}}"));
   cr_assert_eq(
       LOAD(&config, "model.architecture=llama", "model.norm=layernorm",
            "model.dropout=0.1", "model.attention_bias=true",
            "optimizer.type=Adam", "optimizer.params.adam_w_mode=false",
            "optimizer.params.lr=3e-4", "optimizer.params.betas=[0.1, 0.95]",
            "scheduler.type=WarmupLR", "scheduler.params.warmup_num_steps=7",
+           "optimizer.param_groups=[{\"pattern\": \"h.*\", \"experts\": true, "
+           "\"lr\": 0.1, \"betas\": [0.1, 0.7]}, {\"experts\": false, "
+           "\"eps\": 1e-7, \"weight_decay\": 0.3}, {\"lr\": 0}]",
            "steps_per_print=3", "zero_optimization.stage=3",
            "zero_optimization.stage3_max_live_parameters=12345678901",
            "data.train=[\"a \\\"b\", {\"path\": \"c\", \"weight\": 0.7}]",
@@ -311,6 +320,10 @@ Test(config_table, is_consistent)
   }
 }
 
+#define COSINE                                                                 \
+  "scheduler={\"type\": \"WarmupCosineLR\", \"params\": "                      \
+  "{\"total_num_steps\": 2000}}"
+
 /* Every key's default may be written down: it changes nothing. */
 Test(config_table, defaults_may_be_given)
 {
@@ -320,6 +333,7 @@ Test(config_table, defaults_may_be_given)
     char assignment[256];
     mz_config_t *config = NULL;
     bool params = strncmp(key->path, "scheduler.params.", 17) == 0;
+    bool warmup = mz_key_fits_schedule(key, MZ_SCHED_WARMUP);
 
     if (!mz_key_has_default(key)) continue;
     snprintf(assignment, sizeof assignment, "%s=%s", key->path, key->fallback);
@@ -327,7 +341,9 @@ Test(config_table, defaults_may_be_given)
     if (key->hooks) continue;
 #endif
     cr_expect_eq(LOAD(&config, "moe.num_experts=1",
-                      params ? "scheduler.type=WarmupLR" : "comm.thread=true",
+                      params && warmup ? "scheduler.type=WarmupLR"
+                      : params         ? COSINE
+                                       : "comm.thread=true",
                       assignment),
                  MZ_OK, "%s: %s", assignment, mz_error_last());
     mz_config_destroy(&config);

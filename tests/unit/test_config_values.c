@@ -401,6 +401,114 @@ Test(config_scheduler, warm_up_ends_at_the_rate_of_the_optimizer)
           "at least 1");
 }
 
+#define GROUPS "optimizer.param_groups="
+
+Test(config_param_groups, entries_are_read)
+{
+  mz_config_t *config =
+      load(GROUPS "[{\"pattern\": \"*bias\", \"experts\": true, \"lr\": 1e-4}, "
+                  "{\"experts\": false, \"betas\": [0.5, 0.75], \"eps\": 2, "
+                  "\"weight_decay\": 0}]");
+  const mz_optimizer_config_t *o = &mz_config_values(config)->optimizer;
+
+  cr_assert_eq(o->num_groups, 2);
+  cr_expect_str_eq(o->groups[0].pattern, "*bias");
+  cr_expect_eq(o->groups[0].which, MZ_EXPERTS_ONLY);
+  cr_expect_eq(o->groups[0].hyper.gives, MZ_GIVES_LR);
+  cr_expect_eq(o->groups[0].hyper.lr, 1e-4);
+  cr_expect_str_eq(o->groups[1].pattern, "*");
+  cr_expect_eq(o->groups[1].which, MZ_DENSE_ONLY);
+  cr_expect_eq(o->groups[1].hyper.gives,
+               MZ_GIVES_BETAS | MZ_GIVES_EPS | MZ_GIVES_WEIGHT_DECAY);
+  cr_expect_eq(o->groups[1].hyper.beta1, 0.5);
+  cr_expect_eq(o->groups[1].hyper.beta2, 0.75);
+  cr_expect_eq(o->groups[1].hyper.eps, 2);
+  mz_config_destroy(&config);
+}
+
+Test(config_param_groups, bad_entries_are_refused_by_place)
+{
+  REFUSED(GROUPS "[{}, {\"lr\": -1}]",
+          "optimizer.param_groups[1].lr: found -1, allowed: a number of at "
+          "least 0");
+  REFUSED(GROUPS "[{\"betas\": [0.9, 1]}]",
+          "optimizer.param_groups[0].betas: found [0.9, 1], allowed: a list of "
+          "two numbers from 0 to below 1");
+  REFUSED(GROUPS "[{\"experts\": 1}]",
+          "optimizer.param_groups[0].experts: found 1, allowed: true or false");
+  REFUSED(GROUPS "[{\"pattern\": \"\"}]",
+          "optimizer.param_groups[0].pattern: found \"\", allowed: a string of "
+          "1 to 95 bytes");
+  REFUSED(GROUPS "[{\"params\": 1}]",
+          "optimizer.param_groups[0].params: unknown key; an entry has "
+          "pattern, experts, lr, betas, eps, weight_decay");
+  REFUSED(GROUPS "[3]",
+          "optimizer.param_groups[0]: found 3, allowed: an object");
+}
+
+#define SCHEDULE(type, params)                                                 \
+  "scheduler={\"type\": \"" type "\", \"params\": {" params "}}"
+
+Test(config_scheduler, decay_and_cosine_need_their_last_step)
+{
+  mz_config_t *config = NULL;
+
+  REFUSED(SCHEDULE("WarmupDecayLR", ""),
+          "scheduler.params.total_num_steps: required");
+  REFUSED(SCHEDULE("WarmupCosineLR", ""),
+          "scheduler.params.total_num_steps: required");
+  config = load(SCHEDULE("WarmupCosineLR",
+                         "\"total_num_steps\": 1000, \"cos_min_ratio\": 0.5"));
+  cr_expect_eq(mz_config_num_notes(config), 0);
+  cr_expect_eq(mz_config_values(config)->scheduler.total_num_steps, 1000);
+  cr_expect_eq(mz_config_values(config)->scheduler.warmup_min_ratio, 0);
+  cr_expect_eq(mz_config_values(config)->scheduler.cos_min_ratio, 0.5);
+  mz_config_destroy(&config);
+  config = load(SCHEDULE("WarmupDecayLR", "\"total_num_steps\": 999"));
+  cr_assert_eq(mz_config_num_notes(config), 1);
+  cr_expect_str_eq(mz_config_note(config, 0),
+                   "scheduler.params.total_num_steps: 999 is less than "
+                   "warmup_num_steps 1000: the rate falls at once after the "
+                   "warm-up");
+  mz_config_destroy(&config);
+}
+
+Test(config_scheduler, parameters_of_another_type_are_refused)
+{
+  REFUSED(SCHEDULE("WarmupLR", "\"total_num_steps\": 10"),
+          "scheduler.params.total_num_steps: scheduler.type WarmupLR has no "
+          "such parameter");
+  REFUSED(SCHEDULE("WarmupCosineLR",
+                   "\"total_num_steps\": 10, \"warmup_max_lr\": 1"),
+          "scheduler.params.warmup_max_lr: scheduler.type WarmupCosineLR has "
+          "no such parameter");
+}
+
+/* DeepSpeed's defaults differ between its two classes. */
+Test(config_scheduler, decay_starts_from_its_own_rate_unless_null)
+{
+  static const struct {
+    const char *params;
+    double rate;
+  } rows[] = {
+      {SCHEDULE("WarmupDecayLR", "\"total_num_steps\": 2000"), 1e-3},
+      {SCHEDULE("WarmupDecayLR",
+                "\"total_num_steps\": 2000, \"warmup_max_lr\": null"),
+       0.25},
+      {SCHEDULE("WarmupLR", ""), 0.25},
+  };
+
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    mz_config_t *config = NULL;
+
+    cr_assert_eq(LOAD(&config, "optimizer.params.lr=0.25", rows[i].params),
+                 MZ_OK, "%s", mz_error_last());
+    cr_expect_eq(mz_config_values(config)->scheduler.warmup_max_lr,
+                 rows[i].rate, "row %zu", i);
+    mz_config_destroy(&config);
+  }
+}
+
 #ifdef MZ_TEST_HOOKS
 Test(config_debug, hooks_are_read)
 {

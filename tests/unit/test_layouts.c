@@ -16,6 +16,8 @@
   "zero_optimization.stage3_prefetch_bucket_size=0 "                           \
   "zero_optimization.stage3_param_persistence_threshold=0 "
 
+#define LIVE "zero_optimization.stage3_max_live_parameters="
+
 static void expect_equal(int ranks, const char *args)
 {
   char output[16384];
@@ -84,4 +86,15 @@ Test(layouts, equal_with_an_inline_queue_and_poison)
                   "debug.poison=true moe.saved_rows=0.25 -- "
                   "use_data_before_expert_parallelism=true -- "
                   "debug.count_limit=7");
+}
+
+/* From one unit at a time to all but a few; what is gone is poisoned. */
+Test(layouts, equal_with_any_room_for_gathered_weights)
+{
+  expect_equal(4,
+               "cover debug.poison=true " LIVE "5120 -- debug.poison=true " LIVE
+               "15000 zero_optimization.stage3_prefetch_bucket_size="
+               "6000 -- debug.poison=true " LIVE "40000 comm.thread=false "
+               "zero_optimization.stage3_max_reuse_distance=9000 "
+               "zero_optimization.stage3_param_persistence_threshold=0");
 }
