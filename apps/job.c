@@ -51,9 +51,6 @@ static void end_all(const job_t *job, mz_status_t status)
 {
   if (job->rank > 0) sleep(2);
   print_error(status);
-  if (job->engine)
-    fprintf(stderr, "gpt_moe: rank %d ends the job in step %" PRId64 "\n",
-            job->rank, mz_engine_steps(job->engine) + 1);
   MPI_Abort(MPI_COMM_WORLD, EXIT_FAILED);
 }
 

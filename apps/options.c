@@ -216,7 +216,7 @@ static mz_status_t read_option(reader_t *r, const char *word)
   static const char *const of_model[] = {
       "--from", "--prompt", "--tokens", "--temperature", "--top-p", "--seed"};
   static const char *const later[] = {"--fit"};
-  const char *value = NULL;
+  const char *value = "";
 
   for (size_t i = 0; i < sizeof valued / sizeof valued[0]; i++)
     if (is_option(word, valued[i])) {

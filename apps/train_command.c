@@ -57,7 +57,7 @@ static mz_status_t open_folder(training_t *t)
   } else {
     MZ_REQUIRE(strlen(t->job.options->out) < sizeof path, MZ_ERR_CONFIG,
                "--out: a path of %zu bytes", strlen(t->job.options->out));
-    strcpy(path, t->job.options->out);
+    snprintf(path, sizeof path, "%s", t->job.options->out);
   }
   if (t->job.rank == 0) st = mz_folder_open(path, 0, metrics, keep, &t->folder);
   MZ_TRY(mz_comm_agree(t->job.control, st));

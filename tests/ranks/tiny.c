@@ -22,13 +22,22 @@ static const char text[] =
     "\"zero_optimization\": {\"stage\": 0, "
     "\"stage3_param_persistence_threshold\": 100}}";
 
+enum { MAX_ASSIGNMENTS = 64 };
+
+bool tiny_inline;
+
 mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
                         mz_config_t **config_out)
 {
-  int size;
+  const char *all[MAX_ASSIGNMENTS];
+  int n = 0, size;
 
+  MZ_REQUIRE(num < MAX_ASSIGNMENTS, MZ_ERR_ARG, "%d assignments", num);
+  all[n++] = tiny_inline ? "comm.thread=false" : "comm.thread=true";
+  for (int i = 0; i < num; i++)
+    all[n++] = assignments[i];
   MPI_Comm_size(comm, &size);
-  MZ_TRY(mz_config_parse(text, "TINY", assignments, num, config_out));
+  MZ_TRY(mz_config_parse(text, "TINY", all, n, config_out));
   return MZ_TRACE(mz_config_resolve(*config_out, size));
 }
 

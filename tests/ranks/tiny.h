@@ -33,6 +33,10 @@ typedef struct tiny {
   int32_t (*token)(int64_t step, int64_t sample, int64_t t); /* NULL: ours */
 } tiny_t;
 
+/* Engines make progress inline: comm.thread is false unless an assignment says
+ * otherwise. */
+extern bool tiny_inline;
+
 /* TINY's configuration for the ranks of comm. */
 mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
                         mz_config_t **config_out);
