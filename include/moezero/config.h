@@ -7,6 +7,10 @@
  * defaults, --set, `gpt_moe config` and the reference documentation. A key that
  * cannot be honoured is an error that names it; an unknown key is an error with
  * the nearest known name; nothing is ignored silently. Not collective.
+ *
+ * The section model describes the GPT. A program that declares a network of its
+ * own leaves it out, with moe.num_experts, moe.layers and moe.ep_size, and gives
+ * data.sequence_length; model is then all zero.
  */
 #ifndef MZ_CONFIG_H
 #define MZ_CONFIG_H
