@@ -10,6 +10,7 @@
 #define MZ_LAYER_H
 
 #include <moezero/decl.h>
+#include <moezero/random.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,7 +102,7 @@ typedef struct mz_call {
   const mz_window_t *window; /* NULL outside of a round */
 } mz_call_t;
 
-/** A layer's random numbers of one purpose in this step (base/philox.h). */
+/** A layer's random numbers of one purpose in this step (mz_random_t). */
 #define MZ_CALL_RANDOM(call, purpose)                                          \
   mz_random_make((call)->seed, (uint32_t)(call)->step, (purpose),              \
                  (uint32_t)(call)->layer)
