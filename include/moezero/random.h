@@ -40,10 +40,9 @@ typedef struct mz_random {
 
 /** The sequence of (seed, x, purpose, layer); of layer 16 bits count. */
 static inline mz_random_t mz_random_make(uint64_t seed, uint32_t x,
-                                         enum mz_purpose purpose,
-                                         uint32_t layer)
+                                         uint32_t purpose, uint32_t layer)
 {
-  mz_random_t r = {seed, x, ((uint32_t)purpose << 16) | (layer & 0xffffu)};
+  mz_random_t r = {seed, x, (purpose << 16) | (layer & 0xffffu)};
   return r;
 }
 
