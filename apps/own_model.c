@@ -224,7 +224,7 @@ static mz_status_t bridge_declare(bridge_t *l, mz_decl_t *decl, int32_t block)
 
 enum { CHECK_T = 3, CHECK_IN = 5, CHECK_OUT = 4 };
 
-/* What backward is given d_y of: the sum of d_y y. */
+/* The sum of d_y y: what backward computes the gradient of. */
 static double check_value(const mz_call_t *call, bridge_t *l)
 {
   const float *y = call->buffers[l->y], *d_y = call->buffers[l->d_y];
