@@ -31,7 +31,7 @@ int print_error(mz_status_t status)
 {
   bool of_user = status == MZ_ERR_CONFIG || status == MZ_ERR_UNSUPPORTED ||
                  status == MZ_ERR_DATA || status == MZ_ERR_IO ||
-                 status == MZ_ERR_FIT;
+                 status == MZ_ERR_FIT || status == MZ_ERR_SHAPE;
 
   fprintf(stderr, "gpt_moe: %s\n",
           of_user ? mz_error_message() : mz_error_last());

@@ -152,7 +152,7 @@ static mz_status_t read_option(reader_t *r, const char *word)
       "--set",   "--data",          "--steps",  "--out",
       "--ranks", "--device-memory", "--resume", "--init-from"};
   static const char *const later[] = {"--from", "--prompt", "--fit"};
-  const char *value = NULL;
+  const char *value = "";
 
   for (size_t i = 0; i < sizeof valued / sizeof valued[0]; i++)
     if (is_option(word, valued[i])) {

@@ -107,11 +107,11 @@ void report_layers(const mz_decl_t *decl, int64_t num_tokens,
 
 /* --- config.json --- */
 
-static mz_status_t gather_hosts(mz_comm_t *control, json_t **hosts_out)
+/* Appends to the list. */
+static mz_status_t gather_hosts(mz_comm_t *control, json_t *hosts)
 {
   int size = mz_comm_size(control), bytes;
   char name[MPI_MAX_PROCESSOR_NAME];
-  json_t *hosts = json_array();
 
   MPI_Get_processor_name(name, &bytes);
   for (int r = 0; r < size; r++) {
@@ -121,7 +121,6 @@ static mz_status_t gather_hosts(mz_comm_t *control, json_t **hosts_out)
     MZ_TRY(mz_comm_broadcast(control, host, sizeof host, r));
     json_array_append_new(hosts, json_string(host));
   }
-  *hosts_out = hosts;
   return MZ_OK;
 }
 
@@ -139,12 +138,12 @@ mz_status_t report_record(const mz_config_t *config, mz_comm_t *control,
                           char **text_out)
 {
   const char *job = getenv("SLURM_JOB_ID");
-  json_t *hosts, *json = NULL, *run;
+  json_t *hosts = json_array(), *json = NULL, *run;
   char *text = NULL;
   mz_status_t st;
 
   *text_out = NULL;
-  MZ_TRY(gather_hosts(control, &hosts));
+  MZ_TRY_GOTO(st, gather_hosts(control, hosts), done);
   MZ_TRY_GOTO(st, mz_config_to_json(config, &text), done);
   if (mz_comm_rank(control) > 0) goto done;
   json = json_loads(text, 0, NULL);

@@ -109,7 +109,7 @@ static mz_status_t open_folder(job_t *job)
   } else {
     MZ_REQUIRE(strlen(job->options->out) < sizeof path, MZ_ERR_CONFIG,
                "--out: a path of %zu bytes", strlen(job->options->out));
-    strcpy(path, job->options->out);
+    snprintf(path, sizeof path, "%s", job->options->out);
   }
   if (job->rank == 0) st = mz_folder_open(path, 0, metrics, keep, &job->folder);
   MZ_TRY(mz_comm_agree(job->control, st));
@@ -278,9 +278,6 @@ static void end_all(const job_t *job, mz_status_t st)
 {
   if (job->rank > 0) sleep(2);
   print_error(st);
-  if (job->engine)
-    fprintf(stderr, "gpt_moe: rank %d ends the job in step %" PRId64 "\n",
-            job->rank, mz_engine_steps(job->engine) + 1);
   MPI_Abort(MPI_COMM_WORLD, EXIT_FAILED);
 }
 

@@ -101,7 +101,7 @@ mz_status_t mz_key_check(const mz_key_t *key, const json_t *value)
 mz_status_t mz_key_store(const mz_key_t *key, const json_t *value,
                          mz_config_values_t *values)
 {
-  void *field = (char *)values + key->offset;
+  void *field;
   const char *text = json_string_value(value);
   int64_t integer = 0;
   bool flag = json_is_true(value);
@@ -110,6 +110,7 @@ mz_status_t mz_key_store(const mz_key_t *key, const json_t *value,
   if (json_is_null(value)) return MZ_OK;
   if (key->read) return MZ_TRACE(key->read(key, value, values));
   if (key->offset == MZ_NO_FIELD) return MZ_OK;
+  field = (char *)values + key->offset;
   switch (key->type) {
   case MZ_KEY_BOOL:
     memcpy(field, &flag, sizeof flag);
@@ -144,13 +145,14 @@ static const char *choice_name(const mz_key_t *key, int value)
 
 json_t *mz_key_load(const mz_key_t *key, const mz_config_values_t *values)
 {
-  const void *field = (const char *)values + key->offset;
+  const void *field;
   const char *name;
   int64_t integer;
   int choice;
 
   if (key->write) return key->write(key, values);
   if (key->offset == MZ_NO_FIELD) return json_null();
+  field = (const char *)values + key->offset;
   switch (key->type) {
   case MZ_KEY_BOOL:
     return json_boolean(*(const bool *)field);

@@ -73,9 +73,8 @@ static void name_bytes(loop_t *loop)
   const mz_plan_t *plan = mz_engine_plan(loop->opts->engine);
 
   for (int c = 0; c < MZ_NUM_CATEGORIES; c++)
-    loop->bytes[c] =
-        (mz_named_number_t){mz_category_name((mz_category_t)c),
-                            (double)plan->category_bytes[c]};
+    loop->bytes[c] = (mz_named_number_t){mz_category_name((mz_category_t)c),
+                                         (double)plan->category_bytes[c]};
 }
 
 static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,

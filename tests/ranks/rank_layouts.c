@@ -4,8 +4,9 @@
  * part of the ranks. Variants of the configuration follow each other:
  *   rank_layouts all|cover [OWN=N]... [KEY=VALUE]... [-- ...]...
  * OWN is batch, experts or seed, the first one to try.
- * "cover" takes every third layout, the next variant the layouts after those.
- * Prints a line a variant. Exit code 0: all agree. */
+ * Layouts run with the communication thread and inline in turn. "cover" takes
+ * every third layout, the next variant the layouts after those. Prints a line a
+ * variant. Exit code 0: all agree. */
 #include "tiny.h"
 
 #include "base/check.h"
@@ -107,6 +108,7 @@ static void try_layouts(variant_t *v, const tiny_run_t *references, int all,
       for (int stage = 0; stage <= 3; stage++)
         for (int a = 1; a <= 2; a++) {
           if (!fits(v, np, ep, a)) continue;
+          tiny_inline = index / 3 % 2 == 1;
           if (all || (index + place) % 3 == 0)
             try_layout(v, &references[a - 1], np, ep, stage, a);
           index++;

@@ -26,6 +26,8 @@ typedef struct world {
   mz_ckpt_slice_t slices[MAX_TENSORS];
   int32_t num_tensors, num_slices;
   float *values[MZ_CKPT_NUM_PARTS];
+  void *zeros; /* of a large model, in place of its moments */
+  size_t zero_bytes;
 } world_t;
 
 static void add_tensor(world_t *w, const char *name, int32_t ndim, int64_t a,
@@ -214,14 +216,15 @@ static mz_status_t build_large(world_t *w, int64_t mib)
 {
   int64_t elements = mib * (1 << 20) / 4 / LARGE_TENSORS;
   char name[32];
-  void *zeros = mmap(NULL, (size_t)elements * 4, PROT_READ,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
-  MZ_REQUIRE(zeros != MAP_FAILED, MZ_ERR_NOMEM, "no address space");
+  w->zero_bytes = (size_t)elements * 4;
+  w->zeros = mmap(NULL, w->zero_bytes, PROT_READ,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  MZ_REQUIRE(w->zeros != MAP_FAILED, MZ_ERR_NOMEM, "no address space");
   MZ_TRY(mz_new(elements, "values", &w->values[0]));
   for (int64_t i = 0; i < elements; i += 1000)
     w->values[0][i] = (float)i;
-  w->values[1] = w->values[2] = zeros;
+  w->values[1] = w->values[2] = w->zeros;
   for (int32_t i = 0; i < LARGE_TENSORS; i++) {
     snprintf(name, sizeof name, "large.%d", i);
     add_tensor(w, name, 1, elements, 1, 1);
@@ -229,6 +232,14 @@ static mz_status_t build_large(world_t *w, int64_t mib)
               elements * (w->rank + 1) / w->size);
   }
   return MZ_OK;
+}
+
+static void release(world_t *w)
+{
+  for (int p = 0; p < MZ_CKPT_NUM_PARTS; p++)
+    if (w->values[p] != w->zeros) mz_free(w->values[p]);
+  if (w->zeros) munmap(w->zeros, w->zero_bytes);
+  mz_comm_destroy(&w->comm);
 }
 
 static mz_status_t run(world_t *w, int argc, char **argv)
@@ -265,7 +276,7 @@ int main(int argc, char **argv)
     st = run(&w, argc, argv);
   }
   if (st != MZ_OK) fprintf(stderr, "rank %d: %s\n", w.rank, mz_error_last());
-  mz_comm_destroy(&w.comm);
+  release(&w);
   MPI_Finalize();
   return st != MZ_OK;
 }

@@ -33,6 +33,10 @@ typedef struct tiny {
   int32_t (*token)(int64_t step, int64_t sample, int64_t t); /* NULL: ours */
 } tiny_t;
 
+/* Engines make progress inline: comm.thread is false unless an assignment says
+ * otherwise. */
+extern bool tiny_inline;
+
 mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
                         tiny_t *tiny_out);
 void tiny_destroy(tiny_t *tiny);

@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-static void expect_right(int ranks, const char *program, const char *args)
+static void expect_run(int ranks, const char *program, const char *args)
 {
   char path[128], output[16384];
   int code;
@@ -21,6 +21,16 @@ static void expect_right(int ranks, const char *program, const char *args)
   code = mz_test_mpirun(ranks, path, args, 60, output, sizeof output);
   cr_assert_eq(code, 0, "%s %s: exit code %d\n%s", program, args, code, output);
   cr_log_info("%s", output);
+}
+
+/* With the communication thread and without. */
+static void expect_right(int ranks, const char *program, const char *args)
+{
+  char with_word[256];
+
+  expect_run(ranks, program, args);
+  snprintf(with_word, sizeof with_word, "%s inline", args);
+  expect_run(ranks, program, with_word);
 }
 
 Test(cases, an_expert_used_on_one_rank_only_stops_nothing)
@@ -225,6 +235,19 @@ Test(failures, a_rank_that_stalls_is_named_after_the_watchdog_time)
     expect_in(&job, "step 3: rank 2 is late");
     remove_job(&job);
   }
+}
+
+/* Its progress is inline: it cannot answer while it stalls. */
+Test(failures, a_rank_that_does_not_answer_is_named)
+{
+  job_t job;
+
+  expect_failure(&job,
+                 "--set moe.ep_size=2 --set comm.thread=false "
+                 "--set debug.fault=stall:rank2:step3",
+                 1);
+  expect_in(&job, "step 3: rank 2 does not answer");
+  remove_job(&job);
 }
 
 /* One message, from rank 0, before anything is made. */

@@ -228,7 +228,7 @@ Test(cli, data_shorter_than_a_sequence_is_refused)
 
 Test(cli, what_comes_later_is_refused_by_name)
 {
-  refused(2, "--resume auto", 2, "not supported yet", "--resume");
+  refused(2, "--fit", 2, "not supported yet", "--fit");
   cr_assert_eq(command("generate"), 2);
   cr_assert(strstr(output, "not supported yet: generate"), "%s", output);
 }
@@ -259,6 +259,89 @@ Test(cli, a_second_job_is_kept_out_of_the_folder)
   close(file);
 }
 
+/* Trains 3 steps with saves every 2. */
+static void train_and_save(int ranks, const char *more)
+{
+  char arguments[256];
+
+  snprintf(arguments, sizeof arguments, "--set checkpoint.save_interval=2 %s",
+           more);
+  cr_assert_eq(train(ranks, arguments), 0, "%s", output);
+}
+
+static void expect_words(const char *words)
+{
+  cr_assert(strstr(output, words), "no '%s' in: %s", words, output);
+}
+
+Test(cli, resume_goes_on_and_says_what_differs)
+{
+  char path[256], line[65536];
+  int lines = 0;
+  FILE *file;
+
+  cr_assert_eq(train(2, "--resume auto --set checkpoint.save_interval=2"), 0,
+               "%s", output);
+  expect_words("out/checkpoint yet: starting");
+  expect_words("saved ");
+  cr_assert_eq(train(1, "--resume auto --steps 5"), 0, "%s", output);
+  expect_words("at step 3");
+  expect_words("train.steps: 3 -> 5");
+  expect_words("step 5/5");
+  path_of("out/metrics.jsonl", path);
+  file = fopen(path, "r");
+  cr_assert_not_null(file);
+  while (fgets(line, sizeof line, file))
+    lines += strstr(line, "grad_norm") != NULL;
+  fclose(file);
+  cr_assert_eq(lines, 5);
+}
+
+Test(cli, saved_steps_are_not_overwritten)
+{
+  train_and_save(1, "");
+  cr_assert_eq(train(1, "--set checkpoint.save_interval=2"), 1, "%s", output);
+  expect_words("global_step3 is complete, and this run starts at step 0");
+}
+
+Test(cli, resume_refuses_other_shapes_and_damage)
+{
+  char path[256];
+
+  train_and_save(1, "");
+  cr_assert_eq(train(2, "--resume auto --set model.hidden_size=64"), 1, "%s",
+               output);
+  expect_words(" has the shape [64, 32], the model's is [64, 64]");
+  path_of("out/checkpoint/global_step3/rank_0.h5", path);
+  cr_assert_eq(truncate(path, 5000), 0);
+  cr_assert_eq(train(2, "--resume auto --steps 5"), 1, "%s", output);
+  expect_words("rank_0.h5: truncated: it has 5000 bytes");
+  cr_assert_eq(times("gpt_moe: "), 1, "%s", output);
+}
+
+Test(cli, a_gathered_file_starts_a_run)
+{
+  char arguments[256];
+
+  train_and_save(2, "--set checkpoint.gather_on_save=true "
+                    "--set checkpoint.keep=1");
+  snprintf(arguments, sizeof arguments,
+           "--init-from %s/out/checkpoint/global_step3/model.h5", folder);
+  cr_assert_eq(train(1, arguments), 0, "%s", output);
+  cr_assert_eq(train(1, "--init-from /nowhere"), 1, "%s", output);
+  expect_words("/nowhere: No such file or directory");
+  snprintf(arguments, sizeof arguments,
+           "--resume %s/out/checkpoint/global_step3/model.h5", folder);
+  cr_assert_eq(train(1, arguments), 1, "%s", output);
+  expect_words("a one-file model has no step to resume from");
+}
+
+Test(cli, resume_and_init_from_exclude_each_other)
+{
+  refused(1, "--resume x --init-from y", 2, "--resume and --init-from",
+          "exclude each other");
+}
+
 Test(cli, json_prints_the_lines_of_the_metrics)
 {
   cr_assert_eq(train(1, "--json"), 0, "%s", output);
@@ -285,7 +368,8 @@ Test(cli, plan_of_many_ranks_needs_no_mpi)
            "--set moe.ep_size=4 --set zero_optimization.stage=3",
            folder);
   cr_assert_eq(command(arguments), 0, "%s", output);
-  cr_assert(strstr(output, "plan of rank 0 of 512: ZeRO stage 3"), "%s", output);
+  cr_assert(strstr(output, "plan of rank 0 of 512: ZeRO stage 3"), "%s",
+            output);
   cr_assert(strstr(output, "edp4"), "%s", output);
 }
 
@@ -312,7 +396,7 @@ Test(cli, config_lists_every_key)
 Test(cli, a_failure_of_one_rank_ends_all_with_rank_step_and_cause)
 {
   cr_assert_eq(train(4, "--set debug.fault=oom:rank2:step3"), 1, "%s", output);
-  cr_assert(strstr(output, "gpt_moe: rank 2: step 3: no memory"), "%s", output);
+  cr_assert(strstr(output, "gpt_moe: step 3: rank 2: no memory"), "%s", output);
   cr_assert_eq(times("gpt_moe: "), 1, "%s", output);
 }
 
@@ -327,7 +411,6 @@ Test(cli, a_late_rank_is_named_and_the_job_ended)
   cr_assert_eq(train(2, "--set debug.fault=stall:rank1:step2 "
                         "--set train.watchdog_s=2"),
                1, "%s", output);
-  cr_assert(strstr(output, "gpt_moe: rank 1 is late"), "%s", output);
-  cr_assert(strstr(output, "rank 0 ends the job in step 2"), "%s", output);
+  cr_assert(strstr(output, "gpt_moe: step 2: rank 1 is late"), "%s", output);
 }
 #endif

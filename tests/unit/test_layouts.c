@@ -2,9 +2,9 @@
 /* Layout does not matter: TINY in fp32, dropless, 10 steps on a global batch
  * equals one rank with the same micro-batches, in loss, gradient norm and every
  * parameter (relative 1e-5), for any ranks, ep_size, ZeRO stage and
- * accumulation. Every start of mpirun runs many layouts. tests/soak/layouts.sh
- * runs all of them on every variant; here the plain one, and of the variants a
- * covering set. */
+ * accumulation, with the communication thread and inline. Every start of mpirun
+ * runs many layouts. tests/soak/layouts.sh runs all of them on every variant;
+ * here the plain one, and of the variants a covering set. */
 #include "mpirun.h"
 
 #include <criterion/criterion.h>
@@ -30,7 +30,7 @@ static void expect_equal(int ranks, const char *args)
 
 Test(layouts, every_layout_of_4_ranks_equals_one_rank)
 {
-  expect_equal(4, "all");
+  expect_equal(4, "all comm.thread=true -- comm.thread=false");
 }
 
 Test(layouts, three_ranks_equal_one_rank_with_a_batch_of_6)
@@ -80,9 +80,9 @@ Test(layouts, equal_with_small_pieces_and_buckets)
                   "zero_optimization.stage3_max_live_parameters=60000");
 }
 
-Test(layouts, equal_with_an_inline_queue_and_poison)
+Test(layouts, equal_with_poison_and_other_orders_and_limits)
 {
-  expect_equal(4, "cover comm.thread=false debug.poison=true -- "
+  expect_equal(4, "cover debug.poison=true -- "
                   "debug.poison=true moe.saved_rows=0.25 -- "
                   "use_data_before_expert_parallelism=true -- "
                   "debug.count_limit=7");

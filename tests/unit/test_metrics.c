@@ -177,3 +177,38 @@ Test(metrics, progress_is_cut_to_the_buffer)
   mz_metrics_progress(&m, 500, 1, text, sizeof text);
   cr_assert_str_eq(text, "step 3/500  los");
 }
+
+/* Lines of steps 1 to 3, an evaluation after step 2, and half a line. */
+static FILE *lines_to_cut(void)
+{
+  FILE *file = tmpfile();
+  mz_metrics_t m = example();
+
+  for (m.step = 1; m.step <= 3; m.step++) {
+    cr_assert_eq(mz_metrics_write(file, &m), MZ_OK);
+    if (m.step == 2)
+      cr_assert_eq(mz_metrics_write_eval(file, 2, 1.5, 48), MZ_OK);
+  }
+  fputs("{\"step\": 1", file);
+  return file;
+}
+
+Test(metrics, are_cut_behind_a_step)
+{
+  static const int left[] = {0, 1, 3, 4, 4};
+
+  for (int step = 0; step <= 4; step++) {
+    FILE *file = lines_to_cut();
+    char line[4096];
+    int lines = 0;
+
+    cr_assert_eq(mz_metrics_cut(file, step), MZ_OK);
+    fputs("x\n", file);
+    rewind(file);
+    while (fgets(line, sizeof line, file))
+      lines++;
+    cr_assert_eq(lines, left[step] + 1, "step %d: %d lines", step, lines);
+    cr_assert_str_eq(line, "x\n");
+    fclose(file);
+  }
+}

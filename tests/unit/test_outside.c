@@ -10,9 +10,6 @@
 #include <stdio.h>
 
 #define ZERO "zero_optimization."
-#define STAGES(words)                                                          \
-  words " " ZERO "stage=0 -- " words " " ZERO "stage=1 -- " words " " ZERO     \
-        "stage=2 -- " words " " ZERO "stage=3"
 
 static void expect_planned(int ranks, int steps, const char *variants)
 {
@@ -27,56 +24,71 @@ static void expect_planned(int ranks, int steps, const char *variants)
   cr_log_info("%s", output);
 }
 
-Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
+/* Each list of words at each ZeRO stage, in one start. */
+static void expect_stages(int ranks, const char *const *words, int num)
 {
-  expect_planned(4, 3,
-                 STAGES("moe.ep_size=1") " -- " STAGES("moe.ep_size=2 "
-                                                       "gradient_accumulation_"
-                                                       "steps=2") " -- " STAGES(
-                     "moe.ep_size=4 moe.saved_rows=0.25"));
+  char variants[4096];
+  size_t at = 0;
+
+  for (int i = 0; i < num; i++)
+    for (int stage = 0; stage <= 3; stage++)
+      at += (size_t)snprintf(variants + at, sizeof variants - at,
+                             "%s%s " ZERO "stage=%d", at ? " -- " : "",
+                             words[i], stage);
+  cr_assert_lt(at, sizeof variants);
+  expect_planned(ranks, 3, variants);
 }
 
-Test(outside, memory_and_messages_are_as_planned_on_2_and_3_ranks)
+Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
 {
-  expect_planned(
-      2, 3,
-      STAGES(
-          "moe.ep_size=2 model.tie_word_embeddings=true "
-          "comm.thread=false") " -- " STAGES("moe.aux_loss=load_balancing "
-                                             "moe.aux_loss_coef=0.01 "
-                                             "gradient_accumulation_steps=2"));
-  expect_planned(3, 3, STAGES("train_batch_size=6"));
+  static const char *const words[] = {
+      "moe.ep_size=1", "moe.ep_size=2 gradient_accumulation_steps=2",
+      "moe.ep_size=4 moe.saved_rows=0.25"};
+
+  expect_stages(4, words, 3);
+}
+
+Test(outside, memory_and_messages_are_as_planned_on_2_ranks)
+{
+  static const char *const words[] = {
+      "moe.ep_size=2 model.tie_word_embeddings=true comm.thread=false",
+      "moe.aux_loss=load_balancing moe.aux_loss_coef=0.01 "
+      "gradient_accumulation_steps=2"};
+
+  expect_stages(2, words, 2);
+}
+
+Test(outside, memory_and_messages_are_as_planned_on_3_ranks)
+{
+  static const char *const words[] = {"train_batch_size=6"};
+
+  expect_stages(3, words, 1);
 }
 
 Test(outside, memory_and_messages_are_as_planned_in_pieces)
 {
-  expect_planned(4, 3,
-                 STAGES("moe.ep_size=2 comm.piece_bytes=4096 "
-                        "moe.overlap_chunks=2") " -- " STAGES("moe.ep_size="
-                                                              "2 " ZERO
-                                                              "stage3_max_"
-                                                              "reuse_distance="
-                                                              "0 " ZERO
-                                                              "stage3_param_"
-                                                              "persistence_"
-                                                              "threshold=0 "
-                                                              "debug.poison="
-                                                              "true") " --"
-                                                                      " " STAGES("moe.ep_size=2 debug.count_limit=1000"));
+  static const char *const words[] = {
+      "moe.ep_size=2 comm.piece_bytes=4096 moe.overlap_chunks=2",
+      "moe.ep_size=2 debug.poison=true " ZERO
+      "stage3_max_reuse_distance=0 " ZERO
+      "stage3_param_persistence_threshold=0",
+      "moe.ep_size=2 debug.count_limit=1000"};
+
+  expect_stages(4, words, 3);
 }
 
 /* More than 1 GiB a rank, most of it in the embedding and the head. */
 Test(outside, a_large_vocabulary_is_as_planned)
 {
   expect_planned(2, 2,
-                 ZERO "stage=0 moe.ep_size=2 model.hidden_size=512 "
-                      "model.vocab_size=60000 model.intermediate_size=1024");
+                 "moe.ep_size=2 model.hidden_size=512 model.vocab_size=60000 "
+                 "model.intermediate_size=1024 " ZERO "stage=0");
 }
 
 /* More than 1 GiB a rank, most of it in experts that ZeRO-3 shards. */
 Test(outside, large_experts_are_as_planned)
 {
   expect_planned(2, 2,
-                 ZERO "stage=3 model.hidden_size=512 moe.num_experts=8 "
-                      "moe.expert_intermediate_size=4864");
+                 "model.hidden_size=512 moe.num_experts=8 "
+                 "moe.expert_intermediate_size=4864 " ZERO "stage=3");
 }
