@@ -4,7 +4,11 @@
  * @brief What a layer's function is given: mz_call_t.
  *
  * All pointers are backend memory unless said otherwise, valid during the call
- * only, laid out row-major. Letters as in moezero/decl.h.
+ * only, laid out row-major; on the CPU that is host memory. Letters as in
+ * moezero/decl.h. A layer's function reads and writes what its step has named;
+ * another buffer's memory may be in use elsewhere, another tensor's pointer
+ * NULL. On a rank without tokens T is 0: gradients that are not accumulated are
+ * still written, as zeros.
  */
 #ifndef MZ_LAYER_H
 #define MZ_LAYER_H
