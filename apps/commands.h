@@ -24,6 +24,11 @@ int print_error(mz_status_t status);
  * ranks call it and return the same code. */
 int command_train(const options_t *options);
 
+/** Prints the loss of saved weights, or how they go on with a prompt. As
+ * command_train. */
+int command_eval(const options_t *options);
+int command_generate(const options_t *options);
+
 /** Prints the plan of one rank of --ranks. Without MPI. */
 int command_plan(const options_t *options);
 

@@ -73,6 +73,10 @@ static int run_ranks(mz_status_t st, const options_t *options)
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   if (st != MZ_OK)
     code = rank == 0 ? print_error(st) : exit_code(st);
+  else if (options->command == COMMAND_EVAL)
+    code = command_eval(options);
+  else if (options->command == COMMAND_GENERATE)
+    code = command_generate(options);
   else
     code = command_train(options);
   if (code == EXIT_USAGE && st != MZ_OK && rank == 0)

@@ -10,6 +10,8 @@
 typedef enum command {
   COMMAND_TRAIN,
   COMMAND_CHECK,
+  COMMAND_EVAL,
+  COMMAND_GENERATE,
   COMMAND_PLAN,
   COMMAND_CONFIG,
   COMMAND_HELP,
@@ -24,6 +26,12 @@ typedef struct options {
   const char *out;       /* NULL: runs/<time> */
   const char *resume;    /* "auto", a checkpoint, or NULL */
   const char *init_from; /* NULL: initial weights by the seed */
+  const char *from;      /* of eval and generate: a checkpoint or a file */
+  const char *prompt;    /* of generate, as its options below */
+  int tokens;            /* generated at most */
+  double temperature, top_p;
+  bool has_seed; /* false: train.seed */
+  uint64_t seed;
   bool json;
   int ranks;            /* of plan */
   int64_t device_bytes; /* of plan; 0: not given */

@@ -37,7 +37,8 @@ typedef struct mz_xent {
   int64_t rows, width, vocab;
   const void *x;         /* [T, H] */
   const void *w;         /* [V, H] */
-  const int32_t *labels; /* [T], -1: none */
+  const int32_t *labels; /* [T], -1: none; NULL: no loss, logits keeps those of
+                            the last chunk */
   double scale;
   double *loss; /* one number, backend memory */
   void *dx;     /* [T, H] or NULL: loss only; may alias x */

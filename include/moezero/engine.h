@@ -76,6 +76,15 @@ typedef struct mz_step_result {
 mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
                              MPI_Comm comm, mz_engine_t **engine_out);
 
+/**
+ * The same for evaluation and generation: weights only, no gradients and no
+ * optimizer state. mz_engine_step and the parts other than weights are then
+ * MZ_ERR_ARG.
+ */
+mz_status_t mz_engine_create_inference(const mz_config_t *config,
+                                       const mz_decl_t *decl, MPI_Comm comm,
+                                       mz_engine_t **engine_out);
+
 /** Frees all. Collective, but local after MZ_ERR_PEER. */
 void mz_engine_destroy(mz_engine_t **engine);
 

@@ -88,10 +88,11 @@ static mz_status_t check_labels(const mz_xent_t *a)
              "%" PRId64 " rows of %" PRId64 ", vocabulary %" PRId64
              ", chunks of %" PRId64 " rows",
              a->rows, a->width, a->vocab, a->chunk_rows);
+  MZ_REQUIRE(a->labels || !a->dx, MZ_ERR_ARG, "gradients without labels");
   MZ_TRY(mz_int_from_i64(a->width, &narrow));
   MZ_TRY(mz_int_from_i64(a->vocab, &narrow));
   MZ_TRY(mz_int_from_i64(a->chunk_rows, &narrow));
-  for (int64_t t = 0; t < a->rows; t++)
+  for (int64_t t = 0; a->labels && t < a->rows; t++)
     MZ_REQUIRE(a->labels[t] >= -1 && a->labels[t] < a->vocab, MZ_ERR_ARG,
                "label %" PRId64 " is %" PRId32 ", vocabulary %" PRId64, t,
                a->labels[t], a->vocab);
@@ -114,7 +115,7 @@ mz_status_t mz_k_xent_cpu(const mz_kernels_t *kernels, const mz_xent_t *a,
 
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, vocab, width,
                 1.0f, x, width, a->w, width, 0.0f, a->logits, vocab);
-    loss_chunk(a, first, rows);
+    if (a->labels) loss_chunk(a, first, rows);
     if (!a->dx) continue;
     /* dw reads x before dx, which may be the same memory, is written. */
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, vocab, width, rows,

@@ -243,17 +243,35 @@ done:
   return st;
 }
 
+static void close_source(mz_source_t *source)
+{
+  if (source->map)
+    munmap((void *)(uintptr_t)source->map, (size_t)source->map_bytes);
+  mz_free(source->path);
+}
+
+mz_status_t mz_data_find_format(const char *path, mz_data_format_t wanted,
+                                mz_data_format_t *format_out)
+{
+  mz_source_t source = {0};
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, mz_string_copy(path, &source.path), done);
+  MZ_TRY_GOTO(st, map_file(&source), done);
+  MZ_TRY_GOTO(st, find_format(&source, wanted), done);
+  *format_out = source.format;
+done:
+  close_source(&source);
+  return st;
+}
+
 void mz_dataset_close(mz_dataset_t **dataset)
 {
   mz_dataset_t *d = *dataset;
 
   if (!d) return;
-  for (int32_t i = 0; i < d->num; i++) {
-    if (d->sources[i].map)
-      munmap((void *)(uintptr_t)d->sources[i].map,
-             (size_t)d->sources[i].map_bytes);
-    mz_free(d->sources[i].path);
-  }
+  for (int32_t i = 0; i < d->num; i++)
+    close_source(&d->sources[i]);
   mz_free(d->sources);
   mz_free(d);
   *dataset = NULL;

@@ -46,6 +46,13 @@ mz_status_t mz_dataset_open(char *const *paths, const double *weights,
                             int64_t vocab_size, int64_t sequence_length,
                             mz_dataset_t **dataset_out);
 
+/**
+ * What a file is to be read as: MZ_DATA_TEXT or MZ_DATA_TOKENS.
+ * @return as mz_dataset_open.
+ */
+mz_status_t mz_data_find_format(const char *path, mz_data_format_t wanted,
+                                mz_data_format_t *format_out);
+
 void mz_dataset_close(mz_dataset_t **dataset);
 
 /** Samples of one epoch, >= 1. */

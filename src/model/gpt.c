@@ -21,6 +21,7 @@ typedef struct gpt {
   int32_t x;        /* the stream so far */
   int32_t y, d_y;   /* the branch to be added to it; -1: none, no dropout */
   double output_init_std;
+  float *logits_out; /* NULL: the model has a loss */
 } gpt_t;
 
 /* Gradient of the last branch: the stream's own, unless dropout masks it. */
@@ -190,7 +191,7 @@ static mz_status_t moe_opts(const gpt_t *g, int32_t i, mz_moe_opts_t *out)
 
   *out = (mz_moe_opts_t){.num_experts = c->num_experts[i],
                          .ep_size = c->ep_size[i],
-                         .drop_tokens = c->drop_tokens,
+                         .drop_tokens = c->drop_tokens && !g->logits_out,
                          .capacity_factor = c->capacity_factor,
                          .eval_capacity_factor = c->eval_capacity_factor,
                          .aux_loss = c->aux_loss,
@@ -238,16 +239,18 @@ static mz_status_t add_head(gpt_t *g, int32_t block)
                          .vocab_size = m->vocab_size,
                          .hidden_size = m->hidden_size,
                          .block = block,
-                         .init_std = m->initializer_range};
+                         .init_std = m->initializer_range,
+                         .logits_out = g->logits_out};
 
   MZ_TRY(add_norm(g, "ln_f", block, true, -1, &opts.in));
   opts.d_in = opts.in;
   return MZ_TRACE(mz_head_declare(g->decl, &opts));
 }
 
-mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl)
+static mz_status_t declare(const mz_config_values_t *config, float *logits_out,
+                           mz_decl_t *decl)
 {
-  gpt_t g = {.config = config, .decl = decl};
+  gpt_t g = {.config = config, .decl = decl, .logits_out = logits_out};
   int32_t num_layers, next_moe = 0;
 
   MZ_REQUIRE(config && decl, MZ_ERR_ARG, "config or decl is NULL");
@@ -274,4 +277,16 @@ mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl)
              config->moe.layer[next_moe], num_layers - 1);
   MZ_TRY(add_head(&g, num_layers + 1));
   return MZ_TRACE(mz_decl_apply_groups(decl, &config->optimizer));
+}
+
+mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl)
+{
+  return MZ_TRACE(declare(config, NULL, decl));
+}
+
+mz_status_t mz_gpt_declare_generation(const mz_config_values_t *config,
+                                      float *logits_out, mz_decl_t *decl)
+{
+  MZ_REQUIRE(logits_out, MZ_ERR_ARG, "logits_out is NULL");
+  return MZ_TRACE(declare(config, logits_out, decl));
 }

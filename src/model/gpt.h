@@ -18,4 +18,12 @@
  */
 mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl);
 
+/**
+ * The same model, forward only: it has no loss, and no expert drops a token.
+ * @param[out] logits_out  [V] host memory, borrowed until decl is destroyed:
+ *                         after a walk those of this rank's last token.
+ */
+mz_status_t mz_gpt_declare_generation(const mz_config_values_t *config,
+                                      float *logits_out, mz_decl_t *decl);
+
 #endif

@@ -40,6 +40,27 @@ static mz_status_t head_loss(const mz_call_t *call, void *self)
   return MZ_KERNEL(call, xent, &a);
 }
 
+/* A rank without a token has none to give. */
+static mz_status_t head_logits(const mz_call_t *call, void *self)
+{
+  const head_t *l = self;
+  int64_t last = call->micro->num_tokens - 1;
+  size_t bytes = mz_dtype_bytes(call->kernels->dtype);
+  mz_xent_t a = xent_args(l, call, MZ_FORWARD);
+  mz_convert_t copy = {.n = l->opts.vocab_size,
+                       .src = a.logits,
+                       .src_dtype = MZ_F32,
+                       .dst = l->opts.logits_out,
+                       .dst_dtype = MZ_F32};
+
+  if (last < 0) return MZ_OK;
+  a.rows = a.chunk_rows = 1;
+  a.x = (const char *)a.x + (size_t)(last * l->opts.hidden_size) * bytes;
+  a.labels = NULL;
+  MZ_TRY(MZ_KERNEL(call, xent, &a));
+  return MZ_KERNEL(call, convert, &copy);
+}
+
 static mz_status_t head_grad(const mz_call_t *call, void *self)
 {
   const head_t *l = self;
@@ -93,6 +114,7 @@ static mz_status_t declare_steps(const head_t *l, mz_decl_t *decl)
   mz_compute_opts_t loss = {
       .name = "loss", .fn = head_loss, .modes = MZ_IN_EVAL};
   mz_compute_opts_t grad = {.name = "loss_grad", .fn = head_grad};
+  bool generates = l->opts.logits_out != NULL;
 
   MZ_REFS(&loss, reads, l->opts.in);
   MZ_REFS(&loss, writes, l->logits[MZ_FORWARD]);
@@ -101,7 +123,8 @@ static mz_status_t declare_steps(const head_t *l, mz_decl_t *decl)
   MZ_REFS(&grad, writes, l->logits[MZ_BACKWARD], l->opts.d_in);
   MZ_REFS(&grad, weights, l->weight);
   MZ_REFS(&grad, grads, l->weight);
-  return MZ_TRACE(mz_decl_simple(decl, &loss, &grad));
+  if (generates) loss.name = "logits", loss.fn = head_logits;
+  return MZ_TRACE(mz_decl_simple(decl, &loss, generates ? NULL : &grad));
 }
 
 mz_status_t mz_head_declare(mz_decl_t *decl, const mz_head_opts_t *opts)

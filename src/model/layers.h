@@ -92,6 +92,9 @@ typedef struct mz_head_opts {
   double init_std;
   int32_t in;   /* read */
   int32_t d_in; /* written backward; may be in */
+  float
+      *logits_out; /* NULL, or for generation: host [V], borrowed. Those of the
+                     last token go there, instead of a loss and gradients */
 } mz_head_opts_t;
 
 mz_status_t mz_head_declare(mz_decl_t *decl, const mz_head_opts_t *opts);

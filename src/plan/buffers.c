@@ -84,12 +84,13 @@ static mz_status_t add_regions(mz_plan_t *p)
   MZ_TRY(mz_mul_i64(params, (int64_t)mz_dtype_bytes(p->dtype), &bytes));
   MZ_TRY(
       mz_plan_add_buffer(p, "params", MZ_CAT_PARAMS, bytes, true, &p->params));
-  MZ_TRY(mz_plan_add_buffer(p, "accumulators", MZ_CAT_GRADS, accum * 4, true,
-                            &p->accum));
-  p->master = -1;
+  p->accum = p->master = p->exp_avg = p->exp_avg_sq = -1;
   if (p->dtype != MZ_F32)
     MZ_TRY(mz_plan_add_buffer(p, "master", MZ_CAT_OPTIMIZER, state * 4, true,
                               &p->master));
+  if (p->opts.inference) return MZ_OK;
+  MZ_TRY(mz_plan_add_buffer(p, "accumulators", MZ_CAT_GRADS, accum * 4, true,
+                            &p->accum));
   MZ_TRY(mz_plan_add_buffer(p, "exp_avg", MZ_CAT_OPTIMIZER, state * 4, true,
                             &p->exp_avg));
   return MZ_TRACE(mz_plan_add_buffer(p, "exp_avg_sq", MZ_CAT_OPTIMIZER,
@@ -295,6 +296,15 @@ static uint64_t stretches_of(const mz_plan_t *p, const mz_plan_buffer_t *b)
   return bits;
 }
 
+static bool lives(const mz_plan_buffer_t *b)
+{
+  bool lives = b->persistent;
+
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    lives = lives || b->life[w].last >= 0;
+  return lives && b->bytes > 0;
+}
+
 static bool meet(const mz_plan_buffer_t *a, const mz_plan_buffer_t *b)
 {
   if (a->persistent || b->persistent) return true;
@@ -364,7 +374,7 @@ mz_status_t mz_plan_place_buffers(mz_plan_t *plan)
     order[i] = i;
   qsort_r(order, (size_t)plan->num_buffers, sizeof *order, by_size, plan);
   for (int32_t i = 0; i < plan->num_buffers; i++)
-    if (plan->buffers[order[i]].bytes > 0) place(plan, order[i], placed, &num);
+    if (lives(&plan->buffers[order[i]])) place(plan, order[i], placed, &num);
 done:
   mz_free(order);
   mz_free(placed);

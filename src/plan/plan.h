@@ -23,11 +23,13 @@
  * the part i mod s of s: [ (i mod s) * U/s, ... + U/s ).
  *   stage 0: 1,1,1   stage 1: 1,1,N   stage 2: 1,N,N   stage 3: N,N,N
  * Size 1 is an alias: no copy, no bytes, no message.
+ * For inference g = o = p.
  *
  * Regions (persistent, elements in order of units): params [sum U/p] model
  * dtype; accum [sum U/g] fp32; exp_avg, exp_avg_sq [sum U/o] fp32; master
  * [sum U/o] fp32, only when the model's dtype is not fp32: with fp32 the master
- * is the owner's part of params.
+ * is the owner's part of params. For inference only params and the master, into
+ * which a checkpoint is read.
  *
  * ## Segments
  * Which (parameter group, tensor, offset, length) a range of a unit holds.
@@ -36,9 +38,10 @@
  * ## Schedule
  * Four walks: BEGIN (what the ranks tell each other before a step or after an
  * evaluation), MICRO (forward and backward of one micro-batch), EVAL (forward)
- * and UPDATE. An operation is a struct mz_op; control flow (rounds,
- * branches) by jumps to operation indices. Entries (messages) are numbered;
- * POST hands one to the queue, WAIT waits for it.
+ * and UPDATE; for inference MICRO and UPDATE are empty. An operation is a
+ * struct mz_op; control flow (rounds, branches) by jumps to operation indices.
+ * Entries (messages) are numbered; POST hands one to the queue, WAIT waits for
+ * it.
  *
  * Gathered weights stay until their next use, forward or backward, when at
  * most max_reuse_distance other elements are used between and the live limit
@@ -285,6 +288,7 @@ typedef struct mz_plan_opts {
   int64_t overlap_chunks;
   bool data_before_expert; /* order of the expert groups */
   mz_dtype_t communication_dtype;
+  bool inference; /* forward only: no gradients, no optimizer state */
   mz_machine_t machine;
 } mz_plan_opts_t;
 

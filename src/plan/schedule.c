@@ -267,7 +267,8 @@ mz_status_t mz_plan_make_schedule(mz_plan_t *plan)
   mz_emit_t emit = {.plan = plan};
 
   MZ_TRY(make_begin(&emit));
-  MZ_TRY(make_walk(&emit, MZ_WALK_MICRO));
+  if (!plan->opts.inference) MZ_TRY(make_walk(&emit, MZ_WALK_MICRO));
   MZ_TRY(make_walk(&emit, MZ_WALK_EVAL));
+  if (plan->opts.inference) return MZ_OK;
   return MZ_TRACE(make_update(&emit));
 }

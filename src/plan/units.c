@@ -31,6 +31,7 @@ static mz_status_t open_unit(maker_t *mk, const char *name, int32_t group,
   u.o = stage >= 1 ? n : 1;
   u.g = stage >= 2 ? n : 1;
   u.p = stage >= 3 && !stays_whole ? n : 1;
+  if (p->opts.inference) u.g = u.o = u.p;
   u.first_tensor = p->num_unit_tensors;
   MZ_TRY(mz_grow(&p->units, &mk->cap_units, p->num_units + 1, "units"));
   p->units[p->num_units++] = u;

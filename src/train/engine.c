@@ -54,7 +54,8 @@ static int32_t *labels_at(const mz_engine_t *e)
 
 static int32_t sequence_of(const mz_engine_t *e, int rank)
 {
-  int64_t length = e->plan->opts.sequence_length;
+  int64_t length =
+      e->sequence > 0 ? e->sequence : e->plan->opts.sequence_length;
 
   if (rank < e->config->debug.num_tokens_per_rank)
     length = mz_min_i64(length, e->config->debug.tokens_per_rank[rank]);
@@ -141,13 +142,13 @@ static mz_status_t walk_whole(mz_engine_t *e, mz_walk_t walk)
   return MZ_TRACE(mz_engine_walk(e, walk, 0, e->plan->num_ops[walk]));
 }
 
-/* From the first operation after the optimizer on. */
+/* From the first operation after the optimizer on; without one, none. */
 mz_status_t mz_engine_publish(mz_engine_t *engine)
 {
   const mz_op_t *ops = engine->plan->ops[MZ_WALK_UPDATE];
   int32_t first = 0, num = engine->plan->num_ops[MZ_WALK_UPDATE];
 
-  while (ops[first].kind != MZ_OP_ADAMW)
+  while (first < num && ops[first].kind != MZ_OP_ADAMW)
     first++;
   return MZ_TRACE(mz_engine_walk(engine, MZ_WALK_UPDATE, first + 1, num));
 }
@@ -203,6 +204,8 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   double start = now_ms();
 
   *result_out = (mz_step_result_t){0};
+  MZ_REQUIRE(!engine->plan->opts.inference, MZ_ERR_ARG,
+             "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
   mz_engine_note(engine, mz_hooks_fault(engine->config, engine->plan->opts.rank,
@@ -247,12 +250,13 @@ static mz_status_t create_comm(mz_engine_t *e, MPI_Comm comm)
   return MZ_TRACE(mz_comm_create(comm, &opts, &e->comm));
 }
 
-static mz_status_t create_plan(mz_engine_t *e)
+static mz_status_t create_plan(mz_engine_t *e, bool inference)
 {
   mz_plan_opts_t opts;
 
   mz_plan_opts_from_config(e->config, mz_comm_size(e->comm),
                            mz_comm_rank(e->comm), &opts);
+  opts.inference = inference;
   return MZ_TRACE(mz_plan_create(e->decl, &opts, &e->plan));
 }
 
@@ -324,6 +328,15 @@ static mz_status_t create_memory(mz_engine_t *e)
 }
 
 /* Every kernel, message and buffer once, on zeros, without an update. */
+static mz_status_t warm_step(mz_engine_t *e, const mz_step_data_t *data)
+{
+  if (e->plan->opts.inference) return MZ_OK;
+  MZ_TRY(begin(e, data, MZ_MODE_TRAIN));
+  e->verdict_skip = true;
+  MZ_TRY(run_step(e, data));
+  return MZ_TRACE(mz_comm_agree(e->comm, e->status));
+}
+
 static mz_status_t warm_pass(mz_engine_t *e)
 {
   const mz_plan_opts_t *o = &e->plan->opts;
@@ -340,10 +353,7 @@ static mz_status_t warm_pass(mz_engine_t *e)
   MZ_TRY_GOTO(st, mz_new(rows, "warm samples", &samples), done);
   data.tokens = data.labels = zeros;
   data.samples = samples;
-  MZ_TRY_GOTO(st, begin(e, &data, MZ_MODE_TRAIN), done);
-  e->verdict_skip = true;
-  MZ_TRY_GOTO(st, run_step(e, &data), done);
-  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, e->status), done);
+  MZ_TRY_GOTO(st, warm_step(e, &data), done);
   MZ_TRY_GOTO(st, mz_engine_eval(e, &data, &loss, &labels), done);
 done:
   mz_free(zeros);
@@ -351,8 +361,9 @@ done:
   return st;
 }
 
-mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
-                             MPI_Comm comm, mz_engine_t **engine_out)
+static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
+                          MPI_Comm comm, bool inference,
+                          mz_engine_t **engine_out)
 {
   mz_engine_t *e = NULL;
   mz_status_t st;
@@ -362,7 +373,7 @@ mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
   e->config = mz_config_values(config);
   e->decl = decl;
   MZ_TRY_GOTO(st, create_comm(e, comm), done);
-  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e)), done);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e, inference)), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_groups(e)), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
   MZ_TRY_GOTO(st, mz_engine_publish(e), done);
@@ -374,6 +385,19 @@ mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
 done:
   mz_engine_destroy(&e);
   return st;
+}
+
+mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
+                             MPI_Comm comm, mz_engine_t **engine_out)
+{
+  return MZ_TRACE(create(config, decl, comm, false, engine_out));
+}
+
+mz_status_t mz_engine_create_inference(const mz_config_t *config,
+                                       const mz_decl_t *decl, MPI_Comm comm,
+                                       mz_engine_t **engine_out)
+{
+  return MZ_TRACE(create(config, decl, comm, true, engine_out));
 }
 
 void mz_engine_destroy(mz_engine_t **engine)

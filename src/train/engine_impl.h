@@ -66,6 +66,8 @@ struct mz_engine {
 
   mz_call_t call;
   mz_micro_t micro;
+  int64_t
+      sequence; /* tokens of a sequence, the plan's at most; 0: the plan's */
   mz_window_t window;
   int64_t pool_used;
   int64_t steps;      /* done */

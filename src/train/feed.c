@@ -6,7 +6,8 @@
 
 struct mz_feed {
   const mz_config_values_t *config;
-  mz_dataset_t *train, *valid; /* valid: NULL without data.valid */
+  bool trains;
+  mz_dataset_t *train, *valid; /* NULL: not trains, without data.valid */
   mz_sampler_t sampler;
   mz_batch_layout_t layout;
   mz_batch_t batch;
@@ -33,17 +34,18 @@ static mz_status_t open_files(mz_feed_t *feed)
   const mz_data_config_t *data = &feed->config->data;
   int64_t vocab = feed->config->model.vocab_size;
 
-  MZ_TRY(mz_dataset_open(data->train, data->train_weight, data->num_train,
-                         data->format, vocab, data->sequence_length,
-                         &feed->train));
+  if (feed->trains)
+    MZ_TRY(mz_dataset_open(data->train, data->train_weight, data->num_train,
+                           data->format, vocab, data->sequence_length,
+                           &feed->train));
   if (data->num_valid == 0) return MZ_OK;
   return MZ_TRACE(mz_dataset_open(data->valid, data->valid_weight,
                                   data->num_valid, data->format, vocab,
                                   data->sequence_length, &feed->valid));
 }
 
-mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
-                           mz_feed_t **feed_out)
+static mz_status_t create(const mz_config_t *config, int rank, int size,
+                          bool trains, mz_feed_t **feed_out)
 {
   const mz_config_values_t *values = mz_config_values(config);
   mz_feed_t *feed = NULL;
@@ -52,6 +54,7 @@ mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
   *feed_out = NULL;
   MZ_TRY_GOTO(st, mz_new(1, "feed", &feed), done);
   feed->config = values;
+  feed->trains = trains;
   feed->layout = (mz_batch_layout_t){
       .rank = rank,
       .size = size,
@@ -60,13 +63,27 @@ mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
       .sequence_length = values->data.sequence_length};
   MZ_TRY_GOTO(st, open_files(feed), done);
   MZ_TRY_GOTO(st, make_batch(feed), done);
-  feed->sampler = (mz_sampler_t){(uint64_t)values->data.seed,
-                                 mz_dataset_num_samples(feed->train)};
+  feed->sampler =
+      (mz_sampler_t){(uint64_t)values->data.seed, mz_feed_num_train(feed)};
   *feed_out = feed;
   feed = NULL;
 done:
   mz_feed_destroy(&feed);
   return st;
+}
+
+mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
+                           mz_feed_t **feed_out)
+{
+  return MZ_TRACE(create(config, rank, size, true, feed_out));
+}
+
+mz_status_t mz_feed_create_valid(const mz_config_t *config, int rank, int size,
+                                 mz_feed_t **feed_out)
+{
+  MZ_REQUIRE(mz_config_values(config)->data.num_valid > 0, MZ_ERR_CONFIG,
+             "data.valid: nothing is given to evaluate");
+  return MZ_TRACE(create(config, rank, size, false, feed_out));
 }
 
 void mz_feed_destroy(mz_feed_t **feed)
@@ -90,7 +107,7 @@ void mz_feed_set_log(mz_feed_t *feed, FILE *log) { feed->log = log; }
 
 int64_t mz_feed_num_train(const mz_feed_t *feed)
 {
-  return mz_dataset_num_samples(feed->train);
+  return feed->train ? mz_dataset_num_samples(feed->train) : 0;
 }
 
 int64_t mz_feed_num_valid(const mz_feed_t *feed)

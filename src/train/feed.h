@@ -20,6 +20,11 @@ typedef struct mz_feed mz_feed_t;
  */
 mz_status_t mz_feed_create(const mz_config_t *config, int rank, int size,
                            mz_feed_t **feed_out);
+
+/** Opens data.valid alone; no mz_feed_train. @return also MZ_ERR_CONFIG:
+ * data.valid is not given. */
+mz_status_t mz_feed_create_valid(const mz_config_t *config, int rank, int size,
+                                 mz_feed_t **feed_out);
 void mz_feed_destroy(mz_feed_t **feed);
 
 /** Where debug.sample_ids goes; borrowed, may be NULL. */

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "comm/comm.h"
 #include "plan/plan.h"
+#include "train/evaluate.h"
 #include "train/hooks.h"
 #include "train/metrics.h"
 #include "train/save.h"
@@ -199,22 +200,16 @@ static void write_eval(loop_t *loop, int64_t step, double loss, int64_t labels)
 
 static mz_status_t evaluate(loop_t *loop, int64_t step, mz_run_result_t *result)
 {
-  int64_t num = mz_feed_num_eval_batches(loop->opts->feed), labels = 0, some;
-  double start = now_s(), sum = 0, part;
-  mz_step_data_t data;
-  bool stop;
+  double start = now_s();
+  int64_t labels;
 
-  if (num == 0 || loop->evaluated_step == step) return MZ_OK;
-  for (int64_t b = 0; b < num; b++) {
-    MZ_TRY(agree(loop, mz_feed_valid(loop->opts->feed, b, &data), &stop));
-    MZ_TRY(mz_engine_eval(loop->opts->engine, &data, &part, &some));
-    sum += part;
-    labels += some;
-  }
+  if (mz_feed_num_valid(loop->opts->feed) == 0) return MZ_OK;
+  if (loop->evaluated_step == step) return MZ_OK;
+  MZ_TRY(mz_evaluate(loop->opts->engine, loop->opts->feed, &result->eval_loss,
+                     &labels));
   loop->evaluated_step = step;
   loop->line_s += now_s() - start; /* tokens/s are of training */
   result->evaluated = true;
-  result->eval_loss = sum / (double)labels;
   write_eval(loop, step, result->eval_loss, labels);
   return MZ_OK;
 }

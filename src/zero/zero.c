@@ -113,7 +113,7 @@ void mz_zero_begin_step(mz_zero_t *zero)
   for (int32_t i = 0; i < zero->plan->num_units; i++) {
     const mz_unit_t *u = &zero->plan->units[i];
     point(zero, i, 1, u->p == 1 ? param_region(zero, u) : NULL,
-          u->g == 1 ? accum_region(zero, u) : NULL);
+          u->g == 1 && zero->plan->accum >= 0 ? accum_region(zero, u) : NULL);
   }
 }
 

@@ -142,6 +142,16 @@ static mz_status_t find_references(variant_t *v, tiny_run_t *references)
   MZ_FAIL(MZ_ERR_DATA, "a gate gap of %g at every seed", v->gap);
 }
 
+static void print_variant(const variant_t *v)
+{
+  printf("%d layouts, %d differ, at most %.2g apart (%s), gate gap %.2g, seed "
+         "%d:",
+         v->num_run, v->num_failed, v->worst, v->worst_what, v->gap, v->seed);
+  for (int i = 0; i < v->num_given; i++)
+    printf(" %s", v->given[i]);
+  printf("\n");
+}
+
 static int run_variant(variant_t *v, int all, int place)
 {
   tiny_run_t references[2] = {{0}};
@@ -153,11 +163,7 @@ static int run_variant(variant_t *v, int all, int place)
     fprintf(stderr, "rank %d: %s\n", v->rank, mz_error_last());
   tiny_run_free(&references[0]);
   tiny_run_free(&references[1]);
-  if (v->rank == 0)
-    printf("%d layouts, %d differ, at most %.2g apart (%s), gate gap %.2g, "
-           "seed %d: %s\n",
-           v->num_run, v->num_failed, v->worst, v->worst_what, v->gap, v->seed,
-           v->num_given ? v->given[0] : "plain");
+  if (v->rank == 0) print_variant(v);
   return st == MZ_OK && v->num_failed == 0 && v->num_run > 0;
 }
 

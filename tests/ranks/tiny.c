@@ -26,29 +26,27 @@ enum { MAX_ASSIGNMENTS = 64 };
 
 bool tiny_inline;
 
-static mz_status_t read_config(const char *const *assignments, int num,
-                               mz_config_t **config_out)
+mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
+                        mz_config_t **config_out)
 {
   const char *all[MAX_ASSIGNMENTS];
-  int n = 0;
+  int n = 0, size;
 
   MZ_REQUIRE(num < MAX_ASSIGNMENTS, MZ_ERR_ARG, "%d assignments", num);
   all[n++] = tiny_inline ? "comm.thread=false" : "comm.thread=true";
   for (int i = 0; i < num; i++)
     all[n++] = assignments[i];
-  return MZ_TRACE(mz_config_parse(text, "TINY", all, n, config_out));
+  MPI_Comm_size(comm, &size);
+  MZ_TRY(mz_config_parse(text, "TINY", all, n, config_out));
+  return MZ_TRACE(mz_config_resolve(*config_out, size));
 }
 
 mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
                         tiny_t *tiny_out)
 {
-  int size;
-
   memset(tiny_out, 0, sizeof *tiny_out);
   tiny_out->comm = comm;
-  MPI_Comm_size(comm, &size);
-  MZ_TRY(read_config(assignments, num, &tiny_out->config));
-  MZ_TRY(mz_config_resolve(tiny_out->config, size));
+  MZ_TRY(tiny_config(assignments, num, comm, &tiny_out->config));
   MZ_TRY(mz_decl_create(&tiny_out->decl));
   MZ_TRY(mz_gpt_declare(mz_config_values(tiny_out->config), tiny_out->decl));
   return MZ_TRACE(mz_engine_create(tiny_out->config, tiny_out->decl, comm,

@@ -37,6 +37,10 @@ typedef struct tiny {
  * otherwise. */
 extern bool tiny_inline;
 
+/* TINY's configuration for the ranks of comm. */
+mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
+                        mz_config_t **config_out);
+
 mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
                         tiny_t *tiny_out);
 void tiny_destroy(tiny_t *tiny);

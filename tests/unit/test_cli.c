@@ -229,8 +229,8 @@ Test(cli, data_shorter_than_a_sequence_is_refused)
 Test(cli, what_comes_later_is_refused_by_name)
 {
   refused(2, "--fit", 2, "not supported yet", "--fit");
-  cr_assert_eq(command("generate"), 2);
-  cr_assert(strstr(output, "not supported yet: generate"), "%s", output);
+  cr_assert_eq(command("measure"), 2);
+  cr_assert(strstr(output, "not supported yet: measure"), "%s", output);
 }
 
 Test(cli, one_rank_of_several_slurm_tasks_is_refused)

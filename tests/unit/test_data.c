@@ -129,6 +129,21 @@ Test(data, token_file_is_found_by_its_magic)
   mz_dataset_close(&d);
 }
 
+Test(data, format_of_a_file_is_found_without_a_data_set)
+{
+  mz_data_format_t format = MZ_DATA_AUTO;
+  char *path = write_tokens("a.bin", 20240520, 1, 3, 3);
+
+  cr_assert_eq(mz_data_find_format(path, MZ_DATA_AUTO, &format), MZ_OK);
+  cr_expect_eq(format, MZ_DATA_TOKENS);
+  path = write_text("a.txt", "abc");
+  cr_assert_eq(mz_data_find_format(path, MZ_DATA_AUTO, &format), MZ_OK);
+  cr_expect_eq(format, MZ_DATA_TEXT);
+  cr_expect_eq(mz_data_find_format(path, MZ_DATA_TOKENS, &format), MZ_ERR_DATA);
+  cr_expect_eq(mz_data_find_format("/none/a", MZ_DATA_AUTO, &format),
+               MZ_ERR_IO);
+}
+
 Test(data, a_rest_shorter_than_a_sequence_and_label_is_unused)
 {
   mz_dataset_t *d;

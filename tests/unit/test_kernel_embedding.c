@@ -246,6 +246,28 @@ Test(xent, loss_and_gradients_in_any_chunks)
   }
 }
 
+/* Three rows in chunks of two: the third alone is in the last chunk. */
+Test(xent, without_labels_leaves_the_logits_of_the_last_chunk)
+{
+  float x[] = {9, 9, 9, 9, 2, -1}, w[] = {1, 0, 0, 1, 3, 2, -1, 1};
+  float logits[8], dx[6], dw[8];
+  mz_xent_t a = {.rows = 3,
+                 .width = 2,
+                 .vocab = 4,
+                 .x = x,
+                 .w = w,
+                 .chunk_rows = 2,
+                 .logits = logits};
+  const float expected[] = {2, -1, 4, -3};
+
+  cr_assert_eq(mz_k_xent_cpu(NULL, &a, NULL), MZ_OK);
+  for (int i = 0; i < 4; i++)
+    cr_expect_eq(logits[i], expected[i], "%d: %g", i, (double)logits[i]);
+  a.dx = dx;
+  a.dw = dw;
+  cr_expect_eq(mz_k_xent_cpu(NULL, &a, NULL), MZ_ERR_ARG);
+}
+
 /* Two classes with logits 1000 and 0: the loss is 1000 and 0, the gradient
  * finite. */
 Test(xent, large_logits_by_hand)

@@ -406,6 +406,46 @@ Test(plan_units, regions_hold_the_parts_of_the_units_in_order)
   for_worlds(check_regions);
 }
 
+/* Of a plan for inference at any stage: weights and the walks without them. */
+static void check_inference(const mz_decl_t *decl, int64_t stage)
+{
+  mz_plan_opts_t opts = tiny_opts(4, 3, stage);
+  mz_plan_t *train = make_plan(decl, &opts), *p;
+
+  opts.inference = true;
+  p = make_plan(decl, &opts);
+  for (int32_t i = 0; i < p->num_units; i++) {
+    cr_assert_eq(p->units[i].p, train->units[i].p);
+    cr_assert_eq(p->units[i].g, p->units[i].p);
+    cr_assert_eq(p->units[i].o, p->units[i].p);
+  }
+  cr_expect_eq(p->buffers[p->params].bytes,
+               train->buffers[train->params].bytes);
+  cr_expect(p->accum == -1 && p->master == -1 && p->exp_avg == -1 &&
+            p->exp_avg_sq == -1);
+  cr_expect_eq(p->category_bytes[MZ_CAT_GRADS], 0);
+  cr_expect_eq(p->category_bytes[MZ_CAT_OPTIMIZER], 0);
+  cr_expect_eq(p->num_ops[MZ_WALK_MICRO], 0);
+  cr_expect_eq(p->num_ops[MZ_WALK_UPDATE], 0);
+  cr_expect_eq(p->num_ops[MZ_WALK_BEGIN], train->num_ops[MZ_WALK_BEGIN]);
+  cr_expect_eq(p->num_ops[MZ_WALK_EVAL], train->num_ops[MZ_WALK_EVAL]);
+  cr_expect_lt(p->arena_bytes, train->arena_bytes -
+                                   train->category_bytes[MZ_CAT_OPTIMIZER] -
+                                   train->category_bytes[MZ_CAT_GRADS] + 1);
+  mz_plan_destroy(&train);
+  mz_plan_destroy(&p);
+}
+
+Test(plan_units, inference_has_weights_only)
+{
+  mz_config_values_t c = tiny_config(2, 2, 4, 4);
+  mz_decl_t *decl = declare(&c);
+
+  for (int64_t stage = 0; stage <= 3; stage++)
+    check_inference(decl, stage);
+  mz_decl_destroy(&decl);
+}
+
 /* An expert's tensors have a place exactly on the ranks of its group. */
 static void check_places(const world_t *w, const char *name)
 {
