@@ -11,6 +11,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static double gib(int64_t bytes) { return (double)bytes / 0x1p30; }
 
@@ -53,7 +54,8 @@ static void print_plan(const mz_plan_t *plan, int64_t baseline)
 }
 
 /* mpirun binds each rank of one or two to one processor: its threads then take
- * turns there. */
+ * turns there. Ranks that are not bound have a thread for each processor,
+ * unless OMP_NUM_THREADS is set. */
 static mz_status_t check_processors(const mz_config_values_t *c,
                                     mz_comm_t *control, bool speak)
 {
@@ -65,7 +67,14 @@ static mz_status_t check_processors(const mz_config_values_t *c,
   if (sched_getaffinity(0, sizeof set, &set) != 0) return MZ_OK;
   missing = wanted - CPU_COUNT(&set);
   MZ_TRY(mz_comm_min_max(control, missing, &fewest, &most));
-  if (most > 0 && speak)
+  if (most <= 0 || !speak) return MZ_OK;
+  if (wanted - most >= sysconf(_SC_NPROCESSORS_ONLN))
+    fprintf(stderr,
+            "warning: a rank has %d threads, the machine %" PRId64
+            " processors; OMP_NUM_THREADS (%d now) is best the processors "
+            "divided by the ranks of a machine\n",
+            wanted, wanted - most, threads);
+  else
     fprintf(stderr,
             "warning: a rank has %d threads and may use %" PRId64
             " processors; mpirun --bind-to none, or --map-by slot:PE=%d, "

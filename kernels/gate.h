@@ -8,9 +8,8 @@
 #ifndef MZ_KERNELS_GATE_H
 #define MZ_KERNELS_GATE_H
 
-#include "base/philox.h"
-
 #include <moezero/moe.h>
+#include <moezero/random.h>
 #include <moezero/types.h>
 
 typedef struct mz_gate {

@@ -10,8 +10,7 @@
 #ifndef MZ_KERNELS_NORM_H
 #define MZ_KERNELS_NORM_H
 
-#include "base/philox.h"
-
+#include <moezero/random.h>
 #include <moezero/types.h>
 
 typedef enum mz_norm_kind { MZ_NORM_LAYER, MZ_NORM_RMS } mz_norm_kind_t;

@@ -7,6 +7,10 @@
  * defaults, --set, `gpt_moe config` and the reference documentation. A key that
  * cannot be honoured is an error that names it; an unknown key is an error with
  * the nearest known name; nothing is ignored silently. Not collective.
+ *
+ * The section model describes the GPT. A program that declares a network of its
+ * own leaves it out, with moe.num_experts, moe.layers and moe.ep_size, and
+ * gives data.sequence_length; model is then all zero.
  */
 #ifndef MZ_CONFIG_H
 #define MZ_CONFIG_H
@@ -205,7 +209,8 @@ typedef struct mz_config_values {
 mz_status_t mz_config_read(const char *path, const char *const *assignments,
                            int num_assignments, mz_config_t **config_out);
 
-/** The same from text; @p name stands for the file in messages. */
+/** The same from text, without MZ_ERR_IO; @p name stands for the file in
+ * messages. */
 mz_status_t mz_config_parse(const char *text, const char *name,
                             const char *const *assignments, int num_assignments,
                             mz_config_t **config_out);
@@ -225,16 +230,19 @@ void mz_config_destroy(mz_config_t **config);
 /** Borrowed until mz_config_destroy. */
 const mz_config_values_t *mz_config_values(const mz_config_t *config);
 
-/** Notes for the user: keys accepted that have nothing to do here. */
+/** Notes for the user: keys accepted that have nothing to do here. i counts
+ * from 0; texts are borrowed until mz_config_destroy. */
 int mz_config_num_notes(const mz_config_t *config);
 const char *mz_config_note(const mz_config_t *config, int i);
 
 /** Writes everything resolved as JSON that parses back to the same values;
- * *text_out is owned by the caller (free with mz_config_free_text). */
+ * *text_out is owned by the caller (free with mz_config_free_text).
+ * @return MZ_OK, MZ_ERR_NOMEM. */
 mz_status_t mz_config_to_json(const mz_config_t *config, char **text_out);
 void mz_config_free_text(char **text);
 
-/** Every key: name, type, default, range, meaning; as text or JSON. */
+/** Every key: name, type, default, range, meaning; as text or JSON. Owned by
+ * the caller, likewise. @return MZ_OK, MZ_ERR_NOMEM. */
 mz_status_t mz_config_describe(bool json, char **text_out);
 
 #ifdef __cplusplus

@@ -15,7 +15,9 @@
  * Names are global and the same on every rank: an expert's tensor is called
  * "<layer>.experts.<global expert>.<suffix>" wherever it lives. Ids are dense
  * int32 in order of declaration. Nothing here is collective; declarations must
- * be the same on all ranks.
+ * be the same on all ranks. Names and options are copied unless said otherwise;
+ * outputs are set only on success. After an error a declaration is fit for
+ * mz_decl_destroy only.
  */
 #ifndef MZ_DECL_H
 #define MZ_DECL_H
@@ -82,6 +84,11 @@ typedef enum mz_category {
   MZ_NUM_CATEGORIES
 } mz_category_t;
 
+/**
+ * A buffer lives from the first step that writes it to the last one that reads
+ * it, in both passes of a micro-batch; what lives at other times may lie at the
+ * same place. So a step must name every buffer it touches.
+ */
 typedef struct mz_buffer_opts {
   const char *name;
   mz_category_t category;
@@ -129,7 +136,7 @@ typedef mz_status_t (*mz_compute_fn)(const struct mz_call *call, void *self);
 enum { MZ_STEP_MAX_REFS = 16 };
 
 typedef struct mz_compute_opts {
-  const char *name;
+  const char *name; /* for messages; borrowed until mz_decl_destroy */
   mz_compute_fn fn;
   int32_t modes;                     /* MZ_IN_TRAIN | MZ_IN_EVAL, 0: both */
   int32_t reads[MZ_STEP_MAX_REFS];   /* buffers, num_reads of them */
@@ -221,11 +228,18 @@ mz_status_t mz_decl_expert_tensor(mz_decl_t *decl, int32_t moe,
 mz_status_t mz_decl_buffer(mz_decl_t *decl, const mz_buffer_opts_t *opts,
                            int32_t *buffer_out);
 
-/** Starts a layer: the steps that follow are its own. Copies opts. */
+/**
+ * Starts a layer: the steps that follow are its own.
+ * @return MZ_OK, MZ_ERR_ARG (no name, or too long), MZ_ERR_NOMEM; after an
+ * error self is still the caller's.
+ */
 mz_status_t mz_decl_layer(mz_decl_t *decl, const mz_layer_opts_t *opts);
 
 /* Steps of the current layer, appended to its forward or backward list. The
- * plan runs layers forward in order of declaration, backward in reverse. */
+ * plan runs layers forward in order of declaration, backward in reverse. All
+ * return MZ_OK, MZ_ERR_ARG (before the first layer, an id out of range, too
+ * many references, no function) or MZ_ERR_NOMEM. Every runs, rounds and branch
+ * wants its mz_decl_end. */
 
 mz_status_t mz_decl_compute(mz_decl_t *decl, mz_pass_t pass,
                             const mz_compute_opts_t *opts);
@@ -259,6 +273,7 @@ mz_status_t mz_decl_end(mz_decl_t *decl, mz_pass_t pass);
  * one window: rows *source-major*, and within a source in send order.
  * @param send, recv  Buffers of equal width and dtype; for MZ_DISPATCH send is
  *                    the token side, for MZ_RETURN recv is.
+ * @return also MZ_ERR_SHAPE: widths or dtypes that differ.
  */
 mz_status_t mz_decl_exchange(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
                              mz_direction_t direction, int32_t send,
@@ -270,7 +285,7 @@ mz_status_t mz_decl_simple(mz_decl_t *decl, const mz_compute_opts_t *forward,
 
 /**
  * Element type of activations and of the weights that kernels read. Set once,
- * before any tensor; default MZ_F32.
+ * before any tensor; default MZ_F32. @return MZ_OK, MZ_ERR_ARG (too late).
  */
 mz_status_t mz_decl_set_dtype(mz_decl_t *decl, mz_dtype_t dtype);
 mz_dtype_t mz_decl_dtype(const mz_decl_t *decl);

@@ -64,8 +64,14 @@ typedef struct mz_step_result {
 
 /**
  * Builds plan, communicators, arenas and initial weights, then makes a warm
- * pass. Copies nothing of config and decl: both are borrowed until destroy.
- * @return MZ_OK or the worst status of all ranks (the same on all).
+ * pass: every layer's functions run once in training and once in evaluation, on
+ * token ids and labels that are all 0, without an update. Copies nothing of
+ * config and decl: both are borrowed until destroy.
+ * @param config  Resolved for the ranks of @p comm.
+ * @param comm    Duplicated.
+ * @return MZ_OK or the worst status of all ranks (the same on all): MZ_ERR_ARG
+ * and MZ_ERR_CONFIG from the plan, MZ_ERR_NOMEM, MZ_ERR_MPI, what a layer
+ * returned; *engine_out is NULL then.
  */
 mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
                              MPI_Comm comm, mz_engine_t **engine_out);
@@ -82,34 +88,47 @@ mz_status_t mz_engine_create_inference(const mz_config_t *config,
 /** Frees all. Collective, but local after MZ_ERR_PEER. */
 void mz_engine_destroy(mz_engine_t **engine);
 
-/** One optimizer step. @return MZ_OK, the agreed error of a failed rank, or
- * MZ_ERR_PEER when a rank is dead or late (then call MPI_Abort). */
+/**
+ * One optimizer step. A step whose gradient is not finite, or without a label,
+ * is done without an update (result skipped).
+ * @return MZ_OK, MZ_ERR_ARG (more micro-batches than planned), the agreed error
+ * of a failed rank (its message names rank and step; nothing was updated), or
+ * MZ_ERR_PEER when a rank is dead or late (then call MPI_Abort).
+ */
 mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                            mz_step_result_t *result_out);
 
 /**
  * Forward only over one global batch (num_micro micro-batches); ranks without
  * a sample pass sequences 0.
- * @param[out] loss_sum_out, labels_out  Over all ranks.
+ * @param[out] loss_sum_out, labels_out  Over all ranks; the loss not divided.
+ * @return as mz_engine_step.
  */
 mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
                            double *loss_sum_out, int64_t *labels_out);
 
-/** A hash of all parameters that does not depend on the layout. Collective. */
+/** A hash of the bits of all parameters that does not depend on the layout.
+ * Collective. @return MZ_OK, MZ_ERR_NOMEM, MZ_ERR_PEER, MZ_ERR_MPI. */
 mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out);
 
 /**
  * Gathers one whole tensor, fp32, on every rank. Collective; not in a step.
  * @param[out] values_out  [elements] host memory of the caller.
+ * @return MZ_OK, MZ_ERR_ARG (no such tensor), MZ_ERR_NOMEM, MZ_ERR_PEER,
+ * MZ_ERR_MPI.
  */
 mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
                            mz_tensor_part_t part, float *values_out);
 
-/** Sets one whole tensor from the same values on every rank. Collective. */
+/**
+ * Sets one whole tensor from the same values on every rank. Collective.
+ * @return as mz_engine_read.
+ */
 mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
                             mz_tensor_part_t part, const float *values);
 
-/** Optimizer steps done; not collective. */
+/** Optimizer steps done; not collective. Setting them, to the same number on
+ * all ranks, is for whoever continues a run: random numbers depend on it. */
 int64_t mz_engine_steps(const mz_engine_t *engine);
 void mz_engine_set_steps(mz_engine_t *engine, int64_t steps);
 

@@ -4,12 +4,17 @@
  * @brief What a layer's function is given: mz_call_t.
  *
  * All pointers are backend memory unless said otherwise, valid during the call
- * only, laid out row-major. Letters as in moezero/decl.h.
+ * only, laid out row-major; on the CPU that is host memory. Letters as in
+ * moezero/decl.h. A layer's function reads and writes what its step has named;
+ * another buffer's memory may be in use elsewhere, another tensor's pointer
+ * NULL. On a rank without tokens T is 0: gradients that are not accumulated are
+ * still written, as zeros.
  */
 #ifndef MZ_LAYER_H
 #define MZ_LAYER_H
 
 #include <moezero/decl.h>
+#include <moezero/random.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -101,7 +106,7 @@ typedef struct mz_call {
   const mz_window_t *window; /* NULL outside of a round */
 } mz_call_t;
 
-/** A layer's random numbers of one purpose in this step (base/philox.h). */
+/** A layer's random numbers of one purpose in this step (mz_random_t). */
 #define MZ_CALL_RANDOM(call, purpose)                                          \
   mz_random_make((call)->seed, (uint32_t)(call)->step, (purpose),              \
                  (uint32_t)(call)->layer)

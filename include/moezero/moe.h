@@ -47,7 +47,7 @@ typedef struct mz_expert_rows {
  * all but the first contribution).
  */
 typedef struct mz_expert_ops {
-  const char *name;
+  const char *name; /* for the start-up print; borrowed until the layer's end */
   mz_status_t (*declare)(void *self, mz_decl_t *decl, int32_t moe);
   /** Model-dtype elements a row that backward needs besides x. */
   int64_t (*saved_width)(const void *self);
@@ -87,8 +87,11 @@ typedef struct mz_moe_layer_opts {
 } mz_moe_layer_opts_t;
 
 /**
- * Declares a MoE layer. @return MZ_OK, MZ_ERR_ARG (an option out of range),
- * MZ_ERR_UNSUPPORTED, MZ_ERR_NOMEM.
+ * Declares a MoE layer: its gate's weight "<name>.gate.weight" [E, H], its
+ * experts' tensors "<name>.experts.<e>.<suffix>", its steps. Not collective,
+ * the same on all ranks.
+ * @return MZ_OK, MZ_ERR_ARG (an option out of range), MZ_ERR_NOMEM, and what
+ * the expert's declare returns.
  */
 mz_status_t mz_moe_layer(mz_decl_t *decl, const mz_moe_layer_opts_t *opts);
 
@@ -111,13 +114,17 @@ typedef struct mz_ffn_opts {
  * gate.bias [F].
  * @param[out] ops_out, self_out  For mz_moe_layer_opts_t; self is owned by the
  * caller until a layer takes it.
+ * @return MZ_OK, MZ_ERR_ARG (a size below 1, an unknown activation),
+ * MZ_ERR_NOMEM.
  */
 mz_status_t mz_ffn_expert(const mz_ffn_opts_t *opts, mz_expert_ops_t *ops_out,
                           void **self_out);
 
 /**
  * Value of the balance loss of one micro-batch (coefficient not applied).
- * @param stats  [num_ranks][MZ_STATS_ELEMENTS(E)], rank order, host.
+ * @param stats  [num_ranks] statistics of E experts (moezero/layer.h), in rank
+ * order, host; those of a rank begin stride_elements 8-byte elements after
+ * those of the one before. @return 0 without tokens. Not collective.
  */
 double mz_moe_aux_value(const mz_moe_opts_t *opts, const void *stats,
                         int num_ranks, int64_t stride_elements);

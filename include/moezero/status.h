@@ -51,6 +51,18 @@ const char *mz_error_last(void);
 /** The message alone, without frames. Borrowed until the next error. */
 const char *mz_error_message(void);
 
+/**
+ * Records the message (printf form) and returns @p status: for the functions of
+ * an application's own layers and experts, whose error the engine tells all
+ * ranks with the rank's number and the step.
+ */
+mz_status_t mz_error_set(mz_status_t status, const char *file, int line,
+                         const char *func, const char *format, ...)
+#ifdef __GNUC__
+    __attribute__((format(printf, 5, 6)))
+#endif
+    ;
+
 /** Forgets the last error of this thread. */
 void mz_error_clear(void);
 

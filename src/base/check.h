@@ -6,11 +6,6 @@
 #include <inttypes.h>
 #include <moezero/status.h>
 
-/** Records the message (printf form) and returns @p status. */
-mz_status_t mz_error_set(mz_status_t status, const char *file, int line,
-                         const char *func, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
-
 /** Adds the frame to the recorded error if @p status is one; returns it. */
 mz_status_t mz_error_frame(mz_status_t status, const char *file, int line,
                            const char *func);

@@ -128,8 +128,9 @@ static mz_status_t take_key(mz_config_t *config, const mz_key_t *key)
     return MZ_TRACE(take_other(config, key, value));
   }
   if (key->sort != MZ_SORT_USED || !key->fallback) return MZ_OK;
-  MZ_REQUIRE(strcmp(key->fallback, MZ_REQUIRED) != 0, MZ_ERR_CONFIG,
-             "%s: required", key->path);
+  MZ_REQUIRE(strcmp(key->fallback, MZ_REQUIRED) != 0 ||
+                 (mz_key_needs_model(key) && !mz_config_given(config, "model")),
+             MZ_ERR_CONFIG, "%s: required", key->path);
   if (!mz_key_has_default(key)) return MZ_OK;
   MZ_TRY(default_of(config, key, &fallback));
   st = mz_key_store(key, fallback, &config->values);

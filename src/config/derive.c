@@ -73,7 +73,20 @@ static mz_status_t derive_model(mz_config_t *config)
   return MZ_TRACE(check_heads(model));
 }
 
-static mz_status_t derive_data(mz_config_t *config)
+static mz_status_t check_absent_model(const mz_config_t *config)
+{
+  const mz_key_t *key;
+
+  for (int i = 0; (key = mz_key_at(i)); i++)
+    MZ_REQUIRE(!mz_key_needs_model(key) || !given(config, key->path),
+               MZ_ERR_CONFIG, "%s: the section model is not given", key->path);
+  MZ_REQUIRE(given(config, "data.sequence_length"), MZ_ERR_CONFIG,
+             "model: required; a program with a model of its own gives "
+             "data.sequence_length instead");
+  return MZ_OK;
+}
+
+static mz_status_t derive_length(mz_config_t *config)
 {
   mz_model_config_t *model = &config->values.model;
   mz_data_config_t *data = &config->values.data;
@@ -91,7 +104,6 @@ static mz_status_t derive_data(mz_config_t *config)
              "data.sequence_length: %" PRId64 " is more than "
              "model.max_position_embeddings %" PRId64,
              data->sequence_length, model->max_position_embeddings);
-  if (!given(config, "data.seed")) data->seed = config->values.train.seed;
   return MZ_OK;
 }
 
@@ -176,8 +188,14 @@ static mz_status_t check_fault(const char *fault)
 
 mz_status_t mz_config_derive(mz_config_t *config)
 {
-  MZ_TRY(derive_data(config));
-  MZ_TRY(derive_model(config));
+  if (given(config, "model")) {
+    MZ_TRY(derive_length(config));
+    MZ_TRY(derive_model(config));
+  } else {
+    MZ_TRY(check_absent_model(config));
+  }
+  if (!given(config, "data.seed"))
+    config->values.data.seed = config->values.train.seed;
   MZ_TRY(mz_config_derive_moe(config));
   MZ_TRY(derive_optimizer(config));
   MZ_TRY(derive_scheduler(config));

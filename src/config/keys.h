@@ -184,6 +184,10 @@ void mz_key_nearest(const char *section, const char *name, char *nearest,
 /** Whether a key means something with a schedule; true outside of scheduler. */
 bool mz_key_fits_schedule(const mz_key_t *key, mz_schedule_type_t type);
 
+/** Whether a key is of the layers of the GPT that the section model describes;
+ * without that section it is neither required nor allowed. */
+bool mz_key_needs_model(const mz_key_t *key);
+
 /** Whether null stands for "not given". */
 bool mz_key_nullable(const mz_key_t *key);
 

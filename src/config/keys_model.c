@@ -2,6 +2,8 @@
 /* Keys of the sections model (names of Hugging Face's config.json) and moe. */
 #include "config/keys.h"
 
+#include <string.h>
+
 static const mz_choice_t architectures[] = {
     {"gpt2", MZ_ARCH_GPT2}, {"llama", MZ_ARCH_LLAMA}, {NULL, 0}};
 static const mz_choice_t activations[] = {{"gelu", MZ_ACT_GELU},
@@ -155,5 +157,16 @@ static const mz_key_t rows[] = {
              "Balancing by a bias on the choice"),
     MZ_LATER("moe.expert_cache", INT, "null", "Experts kept on the device"),
 };
+
+bool mz_key_needs_model(const mz_key_t *key)
+{
+  static const char *const of_layers[] = {
+      "moe.num_experts", "moe.layers", "moe.ep_size",
+      "moe.expert_model_parallel_size", "moe.expert_intermediate_size"};
+
+  for (size_t i = 0; i < sizeof of_layers / sizeof *of_layers; i++)
+    if (strcmp(key->path, of_layers[i]) == 0) return true;
+  return strncmp(key->path, "model.", 6) == 0;
+}
 
 const mz_key_list_t mz_keys_model = MZ_KEY_LIST(rows);

@@ -56,7 +56,8 @@ static const mz_key_t rows[] = {
               "file"),
     MZ_INT("data.sequence_length", data.sequence_length,
            "=model.max_position_embeddings", 1, MZ_INT_MAX,
-           "Tokens a sequence; at most model.max_position_embeddings"),
+           "Tokens a sequence; at most model.max_position_embeddings, required "
+           "without the section model"),
     MZ_INT("data.seed", data.seed, "=train.seed", 0, INFINITY,
            "Seed of the order of the samples"),
 

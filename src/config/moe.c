@@ -134,7 +134,10 @@ mz_status_t mz_config_derive_moe(mz_config_t *config)
   if (!mz_config_given(config, "moe.expert_intermediate_size"))
     moe->expert_intermediate_size = config->values.model.intermediate_size;
   if (!experts) {
-    MZ_REQUIRE(json_object_size(section) == 0, MZ_ERR_CONFIG,
+    /* an application's own layers take their numbers from its program */
+    MZ_REQUIRE(json_object_size(section) == 0 ||
+                   !mz_config_given(config, "model"),
+               MZ_ERR_CONFIG,
                "moe.num_experts: required where the section moe is given");
     return MZ_OK;
   }

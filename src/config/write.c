@@ -16,6 +16,7 @@ static bool is_written(const mz_key_t *key, const mz_config_values_t *values)
 #ifndef MZ_TEST_HOOKS
   if (key->hooks) return false;
 #endif
+  if (values->model.hidden_size == 0 && mz_key_needs_model(key)) return false;
   return mz_key_fits_schedule(key, values->scheduler.type);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "data/sampler.h"
 
-#include "base/philox.h"
+#include <moezero/random.h>
 
 /* Four rounds already give a pseudo-random permutation; two more cost nothing
  * here and help when a half has only a few bits. */

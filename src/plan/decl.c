@@ -4,8 +4,8 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/philox.h"
 
+#include <moezero/random.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -34,8 +34,12 @@ static mz_status_t gather(mz_engine_t *e, size_t bytes, const void *send,
   return MZ_TRACE(mz_comm_wait(e->comm, ticket));
 }
 
-static mz_status_t check_part(const mz_engine_t *e, mz_tensor_part_t part)
+static mz_status_t check_access(const mz_engine_t *e, int32_t tensor,
+                                mz_tensor_part_t part)
 {
+  MZ_REQUIRE(tensor >= 0 && tensor < mz_decl_num_tensors(e->decl), MZ_ERR_ARG,
+             "no tensor %" PRId32 " of %" PRId32, tensor,
+             mz_decl_num_tensors(e->decl));
   MZ_REQUIRE(part == MZ_PART_WEIGHTS || !e->plan->opts.inference, MZ_ERR_ARG,
              "an engine made for inference has only weights");
   return MZ_OK;
@@ -51,7 +55,7 @@ mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
   int64_t *all = NULL, *counts = NULL;
   mz_status_t st;
 
-  MZ_TRY(check_part(engine, part));
+  MZ_TRY(check_access(engine, tensor, part));
   MZ_TRY_GOTO(st, mz_new(2 * (int64_t)world, "extents", &all), done);
   MZ_TRY_GOTO(st, mz_new(4 * (int64_t)world, "counts", &counts), done);
   for (int r = 0; r < world; r++) {
@@ -90,7 +94,7 @@ void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
 mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
                             mz_tensor_part_t part, const float *values)
 {
-  MZ_TRY(check_part(engine, part));
+  MZ_TRY(check_access(engine, tensor, part));
   mz_engine_put(engine, tensor, part, values);
   return part == MZ_PART_WEIGHTS ? MZ_TRACE(mz_engine_publish(engine)) : MZ_OK;
 }

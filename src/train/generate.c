@@ -3,9 +3,9 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/philox.h"
 #include "train/engine_impl.h"
 
+#include <moezero/random.h>
 #include <string.h>
 
 typedef struct generator {

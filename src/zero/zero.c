@@ -4,10 +4,10 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/philox.h"
 #include "plan/decl_impl.h"
 
 #include <math.h>
+#include <moezero/random.h>
 
 /* Counts and displacements of a bulk entry, [N] each, in elements. */
 typedef struct wire {

@@ -116,6 +116,19 @@ static mz_status_t change_all(tiny_t *t, int modifier, uint64_t *hash_out,
   return MZ_OK;
 }
 
+static mz_status_t check_ids(tiny_t *t)
+{
+  int32_t num = mz_decl_num_tensors(t->decl);
+  float value = 0;
+  char text[64];
+
+  snprintf(text, sizeof text, "no tensor %d of %d", num, num);
+  EXPECT_REFUSED(mz_engine_read(t->engine, num, MZ_PART_WEIGHTS, &value), text);
+  snprintf(text, sizeof text, "no tensor -1 of %d", num);
+  EXPECT_REFUSED(mz_engine_write(t->engine, -1, MZ_PART_WEIGHTS, &value), text);
+  return MZ_OK;
+}
+
 static mz_status_t check_refusals(tiny_t *t)
 {
   int32_t first[] = {2, 0}, second[] = {1, 2}, twice[] = {3, 4, 3};
@@ -125,6 +138,7 @@ static mz_status_t check_refusals(tiny_t *t)
   mz_step_result_t result;
   char text[128];
 
+  MZ_TRY(check_ids(t));
   MZ_TRY(mz_param_gather(t->engine, first, 2, &a));
   EXPECT(!mz_param_values(a, 1) && mz_param_values(a, 0));
   snprintf(text, sizeof text, "%s is gathered already, and not yet released",

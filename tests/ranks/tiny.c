@@ -3,10 +3,10 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/philox.h"
 #include "model/gpt.h"
 
 #include <math.h>
+#include <moezero/random.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,10 +5,10 @@
 #define MZ_TESTS_KERNEL_TEST_H
 
 #include "base/alloc.h"
-#include "base/philox.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <moezero/random.h>
 #include <omp.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/alloc.h"
 #include "base/check.h"
-#include "base/philox.h"
 
 #include <criterion/criterion.h>
+#include <moezero/random.h>
 #include <string.h>
 
 static mz_status_t detect(int value)

@@ -35,7 +35,11 @@ Test(config_syntax, empty_and_other_documents_are_refused)
                "x.json: the configuration is empty");
   EXPECT_ERROR(PARSE("[1]"), MZ_ERR_CONFIG,
                "x.json:1:1: the configuration is not an object");
-  EXPECT_ERROR(PARSE("{}"), MZ_ERR_CONFIG, "model.hidden_size: required");
+  EXPECT_ERROR(PARSE("{}"), MZ_ERR_CONFIG,
+               "model: required; a program with a model of its own gives "
+               "data.sequence_length instead");
+  EXPECT_ERROR(PARSE("{\"model\": {}, \"train_batch_size\": 1}"), MZ_ERR_CONFIG,
+               "model.hidden_size: required");
   EXPECT_ERROR(PARSE(NULL), MZ_ERR_ARG, "text, name or assignments is NULL");
 }
 

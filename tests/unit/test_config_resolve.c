@@ -196,6 +196,12 @@ Test(config_json, reads_back_to_the_same_values)
   mz_config_t *config = NULL;
 
   expect_round_trip(load(NULL));
+  cr_assert_eq(mz_config_parse("{\"train_batch_size\": 4, \"data\": "
+                               "{\"sequence_length\": 8}, \"moe\": "
+                               "{\"overlap_chunks\": 2}}",
+                               "no model", NULL, 0, &config),
+               MZ_OK);
+  expect_round_trip(config);
   expect_round_trip(load("moe={\"num_experts\": 4, \"ep_size\": 2}"));
   expect_round_trip(load("moe={\"num_experts\": [0, 4, 8, 0], \"k\": 2, "
                          "\"drop_policy\": \"position\"}"));

@@ -203,6 +203,35 @@ Test(config_model, vocabulary_of_a_text_is_its_bytes)
                "data.sequence_length is given");
 }
 
+#define NO_MODEL                                                               \
+  "{\"train_batch_size\": 4, \"data\": {\"sequence_length\": 8}%s}"
+
+static void refuse_without_model(const char *more, const char *text)
+{
+  char whole[256];
+
+  snprintf(whole, sizeof whole, NO_MODEL, more);
+  EXPECT_ERROR(PARSE(whole), MZ_ERR_CONFIG, text);
+}
+
+Test(config_model, is_left_out_with_all_that_depends_on_it)
+{
+  char whole[256];
+  mz_config_t *own = NULL;
+
+  snprintf(whole, sizeof whole, NO_MODEL, ", \"moe\": {\"saved_rows\": 2}");
+  cr_assert_eq(mz_config_parse(whole, "x", NULL, 0, &own), MZ_OK);
+  cr_expect_eq(mz_config_values(own)->model.hidden_size, 0);
+  cr_expect_eq(mz_config_values(own)->moe.num_layers, 0);
+  cr_expect_eq(mz_config_values(own)->moe.saved_rows, 2);
+  cr_expect_eq(mz_config_values(own)->data.sequence_length, 8);
+  mz_config_destroy(&own);
+  refuse_without_model(", \"moe\": {\"num_experts\": 4}",
+                       "moe.num_experts: the section model is not given");
+  refuse_without_model(", \"moe\": {\"ep_size\": 2}",
+                       "moe.ep_size: the section model is not given");
+}
+
 Test(config_moe, layers_by_list_and_by_every)
 {
   mz_config_t *config = NULL;

@@ -2,11 +2,11 @@
 /* Rows between token, send and expert order on the CPU, against plain loops in
  * double. Routes here are random rows with drops, not a gate's. */
 #include "base/alloc.h"
-#include "base/philox.h"
 #include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <moezero/random.h>
 #include <omp.h>
 #include <string.h>
 

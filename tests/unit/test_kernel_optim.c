@@ -2,11 +2,11 @@
 /* AdamW, the sums over ranks and elements, the orders and the conversions on
  * the CPU. */
 #include "base/alloc.h"
-#include "base/philox.h"
 #include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
+#include <moezero/random.h>
 #include <omp.h>
 #include <string.h>
 

@@ -322,10 +322,13 @@ Test(gpt, a_model_without_blocks_is_a_model)
   mz_decl_destroy(&decl);
 }
 
-Test(gpt, sizes_that_do_not_divide_are_refused)
+Test(gpt, sizes_that_are_missing_or_do_not_divide_are_refused)
 {
   mz_config_values_t c = gpt2_config();
 
+  c.model.hidden_size = 0;
+  expect_error(&c, MZ_ERR_CONFIG, "model: required");
+  c = gpt2_config();
   c.model.num_attention_heads = 5;
   expect_error(&c, MZ_ERR_CONFIG, "hidden_size 32 is not divisible by 5 heads");
   c = gpt2_config();

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routing against an explicit list of rows. E experts, D ranks of the group. */
-#include "base/philox.h"
 #include "plan/plan.h"
 
 #include <criterion/criterion.h>
+#include <moezero/random.h>
 #include <string.h>
 
 enum { MAX_E = 12, MAX_D = 4, MAX_ROWS = 4096 };

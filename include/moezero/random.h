@@ -1,17 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
+ * @file moezero/random.h
+ * @brief Random numbers that do not depend on ranks: a function of their place.
+ *
  * Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as
- * 1, 2, 3", sec. 3.3): random access, so that no number depends on ranks.
- * Key = seed; counter = (i/4 low, i/4 high, x, purpose << 16 | layer);
- * element i takes component i mod 4. That is cuRAND's addressing.
+ * 1, 2, 3", sec. 3.3). Key = seed; counter = (i/4 low, i/4 high, x,
+ * purpose << 16 | layer); element i takes component i mod 4. That is cuRAND's
+ * addressing. Element i of a layer's random numbers is that of the global batch
+ * of the step: (sample * S + position) * width + channel, where sample comes
+ * from mz_micro_t.samples. Nothing here can fail or is collective.
  */
-#ifndef MZ_BASE_PHILOX_H
-#define MZ_BASE_PHILOX_H
+#ifndef MZ_RANDOM_H
+#define MZ_RANDOM_H
 
 #include <math.h>
 #include <stdint.h>
 
-/* What a number is drawn for: the upper half of counter word 3. */
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** What a number is drawn for: the upper half of counter word 3. */
 enum mz_purpose {
   MZ_PURPOSE_INIT = 0,
   MZ_PURPOSE_DROPOUT = 1,
@@ -19,7 +28,8 @@ enum mz_purpose {
   MZ_PURPOSE_GATE_NOISE = 3,
   MZ_PURPOSE_SECOND_CHOICE = 4,
   MZ_PURPOSE_SAMPLER = 5,
-  MZ_PURPOSE_GENERATE = 6
+  MZ_PURPOSE_GENERATE = 6,
+  MZ_PURPOSE_OWN = 0x8000 /* this and above: the application's, to 0xffff */
 };
 
 typedef struct mz_random {
@@ -28,11 +38,11 @@ typedef struct mz_random {
   uint32_t where; /* purpose << 16 | layer */
 } mz_random_t;
 
+/** The sequence of (seed, x, purpose, layer); of layer 16 bits count. */
 static inline mz_random_t mz_random_make(uint64_t seed, uint32_t x,
-                                         enum mz_purpose purpose,
-                                         uint32_t layer)
+                                         uint32_t purpose, uint32_t layer)
 {
-  mz_random_t r = {seed, x, ((uint32_t)purpose << 16) | (layer & 0xffffu)};
+  mz_random_t r = {seed, x, (purpose << 16) | (layer & 0xffffu)};
   return r;
 }
 
@@ -77,6 +87,7 @@ static inline float mz_uniform_of(uint32_t bits)
   return (float)(bits >> 8) * 0x1p-24f;
 }
 
+/** A uniform number in [0, 1) of element @p i. */
 static inline float mz_random_uniform(const mz_random_t *random, uint64_t i)
 {
   return mz_uniform_of(mz_random_u32(random, i));
@@ -106,4 +117,7 @@ static inline uint32_t mz_fnv1a(const char *text)
   return hash;
 }
 
+#ifdef __cplusplus
+}
+#endif
 #endif
