@@ -204,6 +204,7 @@ static mz_status_t read_rank_file(const mz_h5_t *h5, const mz_ckpt_t *c,
              "%s: it is the file of rank %" PRId64 ", not of %" PRId32,
              h5->path, rank, file);
   for (int p = 0; p < MZ_CKPT_NUM_PARTS; p++) {
+    places[p] = (mz_place_t){.at = -1};
     MZ_TRY(
         mz_index_place(h5, mz_ckpt_part_name((mz_ckpt_part_t)p), &places[p]));
     MZ_REQUIRE(places[p].dtype == MZ_F32 &&
