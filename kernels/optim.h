@@ -50,6 +50,7 @@ typedef struct mz_reorder {
   int to_rank_major;
 } mz_reorder_t;
 
+/* fp32 to or from another type, rounded to nearest, ties to even; or a copy. */
 typedef struct mz_convert {
   int64_t n;
   const void *src;

@@ -7,6 +7,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 
 #include <math.h>
 #include <string.h>
@@ -16,130 +17,6 @@ enum {
   PARTS = 64,   /* of a sum: fixed, so that the order depends on n alone */
   LANES = 16    /* partial sums in a part, whatever the vectors' width */
 };
-
-/* Floats as their bits and back. */
-static inline uint32_t bits_of(float value)
-{
-  uint32_t bits;
-
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-static inline float float_of(uint32_t bits)
-{
-  float value;
-
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-/* Round to nearest, ties to even; a NaN keeps its upper bits and turns quiet,
- * since cutting the lower ones alone could leave an infinity. */
-static inline uint16_t to_bf16(float value)
-{
-  uint32_t bits = bits_of(value);
-  uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-  uint32_t nan = bits >> 16 | 0x40u;
-
-  return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-}
-
-static inline float from_bf16(uint16_t half)
-{
-  return float_of((uint32_t)half << 16);
-}
-
-/* IEEE binary16, round to nearest, ties to even, without a branch, so that the
- * loop becomes vector code. With e the exponent, at least -14, binary16's step
- * is 2^(e - 10), which is the step of fp32 at 2^(e + 13): that sum rounds as
- * wanted and holds the steps in its lower bits, normal numbers and small ones
- * alike. All from 65520 on round as 65520 does, to infinity. */
-static inline uint16_t to_f16(float value)
-{
-  uint32_t bits = bits_of(value), size = bits & 0x7fffffffu;
-  uint32_t nan = size > 0x7f800000u ? 0x200u : 0u;
-  uint32_t below = size < 0x477ff000u ? size : 0x477ff000u;
-  uint32_t above = below & 0x7f800000u;
-  uint32_t exponent = above > 0x38800000u ? above : 0x38800000u;
-  uint32_t grid = exponent + (13u << 23);
-  uint32_t steps = bits_of(float_of(below) + float_of(grid)) - grid;
-  uint32_t rounded = ((exponent - 0x38800000u) >> 13) + steps;
-
-  return (uint16_t)((bits >> 16 & 0x8000u) | rounded | nan);
-}
-
-/* The same bits read as fp32 are 2^112 too small; infinity and NaN need all
- * bits of the exponent. */
-static inline float from_f16(uint16_t half)
-{
-  uint32_t size = half & 0x7fffu;
-  uint32_t finite = bits_of(float_of(size << 13) * 0x1p112f);
-  uint32_t special = size >= 0x7c00u ? 0x7f800000u : 0u;
-
-  return float_of((uint32_t)(half & 0x8000u) << 16 | finite | special);
-}
-
-MZ_CPU_CLONES
-static void narrow_bf16(uint16_t *restrict dst, const float *restrict src,
-                        int64_t n)
-{
-  for (int64_t i = 0; i < n; i++)
-    dst[i] = to_bf16(src[i]);
-}
-
-MZ_CPU_CLONES
-static void narrow_f16(uint16_t *restrict dst, const float *restrict src,
-                       int64_t n)
-{
-  for (int64_t i = 0; i < n; i++)
-    dst[i] = to_f16(src[i]);
-}
-
-MZ_CPU_CLONES
-static void widen_bf16(float *restrict dst, const uint16_t *restrict src,
-                       int64_t n)
-{
-  for (int64_t i = 0; i < n; i++)
-    dst[i] = from_bf16(src[i]);
-}
-
-MZ_CPU_CLONES
-static void widen_f16(float *restrict dst, const uint16_t *restrict src,
-                      int64_t n)
-{
-  for (int64_t i = 0; i < n; i++)
-    dst[i] = from_f16(src[i]);
-}
-
-static int is_float_dtype(mz_dtype_t dtype)
-{
-  return dtype == MZ_F32 || dtype == MZ_BF16 || dtype == MZ_F16;
-}
-
-/* n fp32 elements to dst, written from element @p at in @p dtype. */
-static void narrow(mz_dtype_t dtype, void *dst, int64_t at, const float *src,
-                   int64_t n)
-{
-  if (dtype == MZ_BF16)
-    narrow_bf16((uint16_t *)dst + at, src, n);
-  else if (dtype == MZ_F16)
-    narrow_f16((uint16_t *)dst + at, src, n);
-  else
-    memcpy((float *)dst + at, src, (size_t)n * sizeof(float));
-}
-
-/* n elements of @p dtype from element @p at of src, as fp32. */
-static void widen(mz_dtype_t dtype, float *dst, const void *src, int64_t at,
-                  int64_t n)
-{
-  if (dtype == MZ_BF16)
-    widen_bf16(dst, (const uint16_t *)src + at, n);
-  else if (dtype == MZ_F16)
-    widen_f16(dst, (const uint16_t *)src + at, n);
-  else
-    memcpy(dst, (const float *)src + at, (size_t)n * sizeof(float));
-}
 
 /* The numbers of a step, rounded to fp32 once. */
 typedef struct adamw_step {
@@ -197,14 +74,14 @@ mz_status_t mz_k_adamw_cpu(const mz_kernels_t *kernels, const mz_adamw_t *a,
   (void)stream;
   MZ_REQUIRE(a->t >= 1, MZ_ERR_ARG, "adamw: t is %" PRId64 ", need 1 or more",
              a->t);
-  MZ_REQUIRE(!a->out || is_float_dtype(a->out_dtype), MZ_ERR_UNSUPPORTED,
+  MZ_REQUIRE(!a->out || mz_cpu_is_float(a->out_dtype), MZ_ERR_UNSUPPORTED,
              "adamw: no weights of dtype %d", (int)a->out_dtype);
 #pragma omp parallel for schedule(static) if (a->n > PIECE)
   for (int64_t at = 0; at < a->n; at += PIECE) {
     int64_t n = mz_min_i64(PIECE, a->n - at);
 
     adamw_range(&step, n, a->w + at, a->m + at, a->v + at, a->grad + at);
-    if (a->out) narrow(a->out_dtype, a->out, at, a->w + at, n);
+    if (a->out) mz_cpu_narrow(a->out_dtype, a->out, at, a->w + at, n);
   }
   return MZ_OK;
 }
@@ -221,14 +98,14 @@ static void reduce_piece(const mz_reduce_ranks_t *a, int64_t at, int64_t n)
 {
   float sum[PIECE], other[PIECE];
 
-  widen(a->in_dtype, sum, a->in, at, n);
+  mz_cpu_widen(a->in_dtype, sum, a->in, at, n);
   for (int64_t r = 1; r < a->num_ranks; r++) {
     const float *x = other;
 
     if (a->in_dtype == MZ_F32)
       x = (const float *)a->in + r * a->stride + at;
     else
-      widen(a->in_dtype, other, a->in, r * a->stride + at, n);
+      mz_cpu_widen(a->in_dtype, other, a->in, r * a->stride + at, n);
     add_range(sum, x, n);
   }
   if (a->accumulate)
@@ -245,7 +122,7 @@ mz_status_t mz_k_reduce_ranks_cpu(const mz_kernels_t *kernels,
   (void)stream;
   MZ_REQUIRE(a->num_ranks >= 1, MZ_ERR_ARG, "reduce_ranks: %" PRId32 " ranks",
              a->num_ranks);
-  MZ_REQUIRE(is_float_dtype(a->in_dtype), MZ_ERR_UNSUPPORTED,
+  MZ_REQUIRE(mz_cpu_is_float(a->in_dtype), MZ_ERR_UNSUPPORTED,
              "reduce_ranks: no input of dtype %d", (int)a->in_dtype);
 #pragma omp parallel for schedule(static) if (a->n > PIECE)
   for (int64_t at = 0; at < a->n; at += PIECE)
@@ -330,17 +207,23 @@ mz_status_t mz_k_reorder_cpu(const mz_kernels_t *kernels, const mz_reorder_t *a,
 
 static void convert_piece(const mz_convert_t *a, int64_t at, int64_t n)
 {
-  if (a->src_dtype == MZ_F32)
-    narrow(a->dst_dtype, a->dst, at, (const float *)a->src + at, n);
+  size_t bytes = mz_dtype_bytes(a->src_dtype);
+
+  if (a->src_dtype == a->dst_dtype)
+    memcpy((char *)a->dst + (size_t)at * bytes,
+           (const char *)a->src + (size_t)at * bytes, (size_t)n * bytes);
+  else if (a->src_dtype == MZ_F32)
+    mz_cpu_narrow(a->dst_dtype, a->dst, at, (const float *)a->src + at, n);
   else
-    widen(a->src_dtype, (float *)a->dst + at, a->src, at, n);
+    mz_cpu_widen(a->src_dtype, (float *)a->dst + at, a->src, at, n);
 }
 
 mz_status_t mz_k_convert_cpu(const mz_kernels_t *kernels, const mz_convert_t *a,
                              mz_stream_t stream)
 {
-  int known = is_float_dtype(a->src_dtype) && is_float_dtype(a->dst_dtype) &&
-              (a->src_dtype == MZ_F32 || a->dst_dtype == MZ_F32);
+  int known = mz_cpu_is_float(a->src_dtype) && mz_cpu_is_float(a->dst_dtype) &&
+              (a->src_dtype == MZ_F32 || a->dst_dtype == MZ_F32 ||
+               a->src_dtype == a->dst_dtype);
 
   (void)kernels;
   (void)stream;
