@@ -8,22 +8,22 @@
 #include <omp.h>
 #include <string.h>
 
-/* name, table or NULL where it is not compiled in, dtypes it computes in (bits
- * of 1 << dtype), threads of the host that one kernel uses. */
+/* name, tables of fp32 and of bf16 (NULL: not compiled in), threads of the host
+ * that one kernel uses. */
 #define MZ_BACKEND_LIST(X)                                                     \
-  X(MZ_BACKEND_CPU, &mz_kernels_ops_cpu, 1u << MZ_F32, omp_get_max_threads)    \
-  X(MZ_BACKEND_CUDA, NULL, 0u, NULL)
+  X(MZ_BACKEND_CPU, &mz_kernels_ops_cpu, &mz_kernels_ops_cpu_bf16,             \
+    omp_get_max_threads)                                                       \
+  X(MZ_BACKEND_CUDA, NULL, NULL, NULL)
 
 typedef struct backend {
   const char *name;
-  const mz_kernels_ops_t *ops;
-  unsigned dtypes;
+  const mz_kernels_ops_t *fp32, *bf16;
   int (*num_threads)(void);
 } backend_t;
 
 static const backend_t backends[] = {
-#define MZ_BACKEND_ROW_(name, ops, dtypes, num_threads)                        \
-  {(name), (ops), (dtypes), (num_threads)},
+#define MZ_BACKEND_ROW_(name, fp32, bf16, num_threads)                         \
+  {(name), (fp32), (bf16), (num_threads)},
     MZ_BACKEND_LIST(MZ_BACKEND_ROW_)
 #undef MZ_BACKEND_ROW_
 };
@@ -37,6 +37,13 @@ static const backend_t *find(const char *name)
   return NULL;
 }
 
+static const mz_kernels_ops_t *table_of(const backend_t *backend,
+                                        mz_dtype_t dtype)
+{
+  if (dtype == MZ_F32) return backend->fp32;
+  return dtype == MZ_BF16 ? backend->bf16 : NULL;
+}
+
 mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
                               mz_kernels_t **kernels_out)
 {
@@ -48,15 +55,16 @@ mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
   MZ_REQUIRE(opts && opts->backend, MZ_ERR_ARG, "no backend is named");
   backend = find(opts->backend);
   MZ_REQUIRE(backend, MZ_ERR_ARG, "no backend %s", opts->backend);
-  MZ_REQUIRE(backend->ops, MZ_ERR_UNSUPPORTED, "backend %s is not compiled in",
+  MZ_REQUIRE(backend->fp32, MZ_ERR_UNSUPPORTED, "backend %s is not compiled in",
              backend->name);
-  MZ_REQUIRE(mz_dtype_bytes(opts->dtype) > 0 &&
-                 (backend->dtypes >> opts->dtype & 1u),
-             MZ_ERR_UNSUPPORTED, "backend %s does not compute in dtype %d",
-             backend->name, (int)opts->dtype);
+  MZ_REQUIRE(table_of(backend, opts->dtype), MZ_ERR_UNSUPPORTED,
+             "backend %s does not compute in dtype %d", backend->name,
+             (int)opts->dtype);
   MZ_TRY(mz_new(1, "kernels", &kernels));
-  kernels->ops = backend->ops;
+  kernels->ops = table_of(backend, opts->dtype);
   kernels->dtype = opts->dtype;
+  kernels->workspace = opts->workspace;
+  kernels->workspace_bytes = opts->workspace_bytes;
   *kernels_out = kernels;
   return MZ_OK;
 }

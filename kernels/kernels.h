@@ -36,7 +36,7 @@
   X(embedding_grad, mz_embedding_grad_t)                                       \
   X(xent, mz_xent_t)
 
-/* routing, and the optimizer with what travels. */
+/* routing, */
 #define MZ_KERNEL_MOE_LIST(X)                                                  \
   X(gate, mz_gate_t)                                                           \
   X(gate_grad, mz_gate_grad_t)                                                 \
@@ -45,7 +45,10 @@
   X(combine, mz_combine_t)                                                     \
   X(combine_grad, mz_combine_grad_t)                                           \
   X(regroup, mz_regroup_t)                                                     \
-  X(scale_rows, mz_scale_rows_t)                                               \
+  X(scale_rows, mz_scale_rows_t)
+
+/* and the optimizer with what travels: these are told their types. */
+#define MZ_KERNEL_OPTIM_LIST(X)                                                \
   X(adamw, mz_adamw_t)                                                         \
   X(reduce_ranks, mz_reduce_ranks_t)                                           \
   X(sum_squares, mz_sum_squares_t)                                             \
@@ -54,7 +57,8 @@
 
 #define MZ_KERNEL_LIST(X)                                                      \
   MZ_KERNEL_DENSE_LIST(X)                                                      \
-  MZ_KERNEL_MOE_LIST(X)
+  MZ_KERNEL_MOE_LIST(X)                                                        \
+  MZ_KERNEL_OPTIM_LIST(X)
 
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
@@ -68,12 +72,21 @@ typedef struct mz_kernels_ops {
 struct mz_kernels {
   const mz_kernels_ops_t *ops;
   mz_dtype_t dtype; /* of activations and weights */
-  void *state;      /* the backend's own */
+  char *workspace;
+  int64_t workspace_bytes;
+  void *state; /* the backend's own */
 };
 
 typedef struct mz_kernels_opts {
   const char *backend; /* MZ_BACKEND_CPU or MZ_BACKEND_CUDA */
-  mz_dtype_t dtype;    /* CPU: MZ_F32 */
+  mz_dtype_t dtype;    /* CPU: MZ_F32 or MZ_BF16 */
+  /* Scratch in backend memory, borrowed until destroy; the plan knows how much
+     (mz_plan_workspace_bytes). An operation that finds too little returns
+     MZ_ERR_FIT. CPU: MZ_F32 needs none; MZ_BF16 computes in fp32 and holds its
+     largest weight there, and rows of its operands, the more the better but at
+     least one row, or one sequence where an operation works on sequences. */
+  void *workspace;
+  int64_t workspace_bytes;
 } mz_kernels_opts_t;
 
 /** @return MZ_OK, MZ_ERR_ARG (no such backend), MZ_ERR_UNSUPPORTED (not

@@ -1,155 +1,185 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Rows between token order, send order and expert order on the CPU. T tokens,
- * K choices, H width. Contracts: kernels/gate.h. */
+ * K choices, H width. Contracts: kernels/gate.h. Rows are fp32 or bf16; sums
+ * and products are fp32, on a few columns at a time. */
 #include "kernels/cpu/cpu.h"
 
+#include "base/alloc.h"
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/convert.h"
 
 #include <string.h>
 
 /* Below this many elements a parallel region costs more than it saves. */
 enum { MIN_PARALLEL = 16384 };
 
+/* Columns of a row at a time: a multiple of LANES. */
+enum { COLUMNS = 256 };
+
 /* Partial sums of a dot product: a fixed number of them, so that the bits do
  * not depend on the width of the machine's vectors. */
 enum { LANES = 16 };
 
-static void copy_row(float *dst, const float *src, int64_t width)
+MZ_CPU_CLONES
+static void add_scaled_row(float *restrict dst, const float *restrict src,
+                           float factor, int64_t n)
 {
-  memcpy(dst, src, (size_t)width * sizeof *dst);
+  for (int64_t c = 0; c < n; c++)
+    dst[c] += factor * src[c];
 }
 
 MZ_CPU_CLONES
-static void add_row(float *restrict dst, const float *restrict src,
-                    int64_t width)
+static void add_row(float *restrict dst, const float *restrict src, int64_t n)
 {
-  for (int64_t c = 0; c < width; c++)
+  for (int64_t c = 0; c < n; c++)
     dst[c] += src[c];
 }
 
 MZ_CPU_CLONES
-static void add_scaled_row(float *restrict dst, const float *restrict src,
-                           float scale, int64_t width)
+static void scale_row(float *restrict dst, const float *restrict src,
+                      float factor, int64_t n)
 {
-  for (int64_t c = 0; c < width; c++)
-    dst[c] += scale * src[c];
-}
-
-/* src and dst may be the same row. */
-MZ_CPU_CLONES
-static void scale_row(float *dst, const float *src, float scale, int64_t width)
-{
-  for (int64_t c = 0; c < width; c++)
-    dst[c] = scale * src[c];
+  for (int64_t c = 0; c < n; c++)
+    dst[c] = factor * src[c];
 }
 
 MZ_CPU_CLONES
-static float dot_rows(const float *restrict a, const float *restrict b,
-                      int64_t width)
+static void add_products(float *restrict lane, const float *restrict a,
+                         const float *restrict b, int64_t n)
 {
-  float lane[LANES] = {0}, sum = 0.0f;
   int64_t c = 0;
 
-  for (; c + LANES <= width; c += LANES)
+  for (; c + LANES <= n; c += LANES)
     for (int i = 0; i < LANES; i++)
       lane[i] += a[c + i] * b[c + i];
-  for (; c < width; c++)
+  for (; c < n; c++)
     lane[c % LANES] += a[c] * b[c];
+}
+
+static float dot_rows(mz_dtype_t dtype, const void *a, int64_t at_a,
+                      const void *b, int64_t at_b, int64_t width)
+{
+  float lane[LANES] = {0}, tile_a[COLUMNS], tile_b[COLUMNS], sum = 0.0f;
+
+  for (int64_t c = 0; c < width; c += COLUMNS) {
+    int64_t n = mz_min_i64(COLUMNS, width - c);
+
+    add_products(lane, mz_cpu_read(dtype, a, at_a + c, n, tile_a),
+                 mz_cpu_read(dtype, b, at_b + c, n, tile_b), n);
+  }
   for (int i = 0; i < LANES; i++)
     sum += lane[i];
   return sum;
 }
 
-mz_status_t mz_k_permute_cpu(const mz_kernels_t *kernels, const mz_permute_t *a,
-                             mz_stream_t stream)
+static void scale_elements(mz_dtype_t dtype, void *dst, int64_t to,
+                           const void *src, int64_t from, float factor,
+                           int64_t size)
 {
-  const float *x = a->x;
-  float *send = a->send;
+  float in[COLUMNS], out[COLUMNS];
+
+  for (int64_t c = 0; c < size; c += COLUMNS) {
+    int64_t n = mz_min_i64(COLUMNS, size - c);
+
+    scale_row(out, mz_cpu_read(dtype, src, from + c, n, in), factor, n);
+    mz_cpu_narrow(dtype, dst, to + c, out, n);
+  }
+}
+
+static void copy_rows(mz_dtype_t dtype, void *dst, int64_t to, const void *src,
+                      int64_t from, int64_t rows, int64_t width)
+{
+  int64_t row_bytes = width * (int64_t)mz_dtype_bytes(dtype);
+
+  memcpy((char *)dst + to * row_bytes, (const char *)src + from * row_bytes,
+         (size_t)(rows * row_bytes));
+}
+
+static mz_status_t permute(mz_dtype_t dtype, const mz_permute_t *a)
+{
   int64_t routes = a->num_tokens * a->k;
 
-  (void)kernels;
-  (void)stream;
 #pragma omp parallel for schedule(static) if (routes * a->width >= MIN_PARALLEL)
   for (int64_t t = 0; t < a->num_tokens; t++)
     for (int64_t r = t * a->k; r < (t + 1) * a->k; r++)
       if (a->row[r] >= 0)
-        copy_row(send + a->row[r] * a->width, x + t * a->width, a->width);
+        copy_rows(dtype, a->send, a->row[r], a->x, t, 1, a->width);
   return MZ_OK;
 }
 
-mz_status_t mz_k_permute_grad_cpu(const mz_kernels_t *kernels,
-                                  const mz_permute_grad_t *a,
-                                  mz_stream_t stream)
+/* y = sum of weight * the row of each kept route; without weights, of 1. */
+static void sum_routes(mz_dtype_t dtype, int32_t k, const int32_t *row,
+                       const float *weight, const void *rows, int64_t width,
+                       void *y, int64_t at)
 {
-  const float *d_row = a->d_row;
+  float sum[COLUMNS], tile[COLUMNS];
+
+  for (int64_t c = 0; c < width; c += COLUMNS) {
+    int64_t n = mz_min_i64(COLUMNS, width - c);
+
+    memset(sum, 0, sizeof sum);
+    for (int32_t j = 0; j < k; j++) {
+      const float *x;
+
+      if (row[j] < 0) continue;
+      x = mz_cpu_read(dtype, rows, row[j] * width + c, n, tile);
+      if (weight)
+        add_scaled_row(sum, x, weight[j], n);
+      else
+        add_row(sum, x, n);
+    }
+    mz_cpu_narrow(dtype, y, at + c, sum, n);
+  }
+}
+
+static mz_status_t permute_grad(mz_dtype_t dtype, const mz_permute_grad_t *a)
+{
   int64_t routes = a->num_tokens * a->k;
 
-  (void)kernels;
-  (void)stream;
 #pragma omp parallel for schedule(static) if (routes * a->width >= MIN_PARALLEL)
-  for (int64_t t = 0; t < a->num_tokens; t++) {
-    float *dx = (float *)a->dx + t * a->width;
-
-    memset(dx, 0, (size_t)a->width * sizeof *dx);
-    for (int64_t r = t * a->k; r < (t + 1) * a->k; r++)
-      if (a->row[r] >= 0) add_row(dx, d_row + a->row[r] * a->width, a->width);
-  }
+  for (int64_t t = 0; t < a->num_tokens; t++)
+    sum_routes(dtype, a->k, a->row + t * a->k, NULL, a->d_row, a->width, a->dx,
+               t * a->width);
   return MZ_OK;
 }
 
-mz_status_t mz_k_combine_cpu(const mz_kernels_t *kernels, const mz_combine_t *a,
-                             mz_stream_t stream)
+static mz_status_t combine(mz_dtype_t dtype, const mz_combine_t *a)
 {
-  const float *back = a->back;
   int64_t routes = a->num_tokens * a->k;
 
-  (void)kernels;
-  (void)stream;
 #pragma omp parallel for schedule(static) if (routes * a->width >= MIN_PARALLEL)
-  for (int64_t t = 0; t < a->num_tokens; t++) {
-    float *y = (float *)a->y + t * a->width;
-
-    memset(y, 0, (size_t)a->width * sizeof *y);
-    for (int64_t r = t * a->k; r < (t + 1) * a->k; r++)
-      if (a->row[r] >= 0)
-        add_scaled_row(y, back + a->row[r] * a->width, a->weight[r], a->width);
-  }
+  for (int64_t t = 0; t < a->num_tokens; t++)
+    sum_routes(dtype, a->k, a->row + t * a->k, a->weight + t * a->k, a->back,
+               a->width, a->y, t * a->width);
   return MZ_OK;
 }
 
-mz_status_t mz_k_combine_grad_cpu(const mz_kernels_t *kernels,
-                                  const mz_combine_grad_t *a,
-                                  mz_stream_t stream)
+static mz_status_t combine_grad(mz_dtype_t dtype, const mz_combine_grad_t *a)
 {
   const mz_combine_t *f = &a->forward;
-  const float *back = f->back;
-  float *d_send = a->d_send;
   int64_t routes = f->num_tokens * f->k;
 
-  (void)kernels;
-  (void)stream;
 #pragma omp parallel for schedule(static) if (routes * f->width >= MIN_PARALLEL)
   for (int64_t r = 0; r < routes; r++) {
-    const float *dy = (const float *)a->dy + r / f->k * f->width;
-    int64_t at = f->row[r] * f->width;
+    int64_t from = r / f->k * f->width, at = f->row[r] * f->width;
 
     if (f->row[r] < 0) {
       a->d_weight[r] = 0.0f;
       continue;
     }
     /* The product first: d_send may lie where back lies. */
-    a->d_weight[r] = dot_rows(dy, back + at, f->width);
-    scale_row(d_send + at, dy, f->weight[r], f->width);
+    a->d_weight[r] = dot_rows(dtype, a->dy, from, f->back, at, f->width);
+    scale_elements(dtype, a->d_send, at, a->dy, from, f->weight[r], f->width);
   }
   return MZ_OK;
 }
 
 /* Rows of one expert: from each source rank in turn. Source-major rows of
  * (source, expert) start after all counts before it in row-major order. */
-static void regroup_expert(const mz_regroup_t *a, int32_t expert)
+static void regroup_expert(mz_dtype_t dtype, const mz_regroup_t *a,
+                           int32_t expert)
 {
   int64_t by_expert = a->offsets[expert], by_source = 0;
-  size_t row_bytes = (size_t)a->width * sizeof(float);
 
   for (int32_t e = 0; e < expert; e++)
     by_source += a->counts[e];
@@ -159,9 +189,7 @@ static void regroup_expert(const mz_regroup_t *a, int32_t expert)
     int64_t to = a->to_source_major ? by_source : by_expert;
 
     if (*count > 0)
-      memcpy((float *)a->dst + to * a->width,
-             (const float *)a->src + from * a->width,
-             (size_t)*count * row_bytes);
+      copy_rows(dtype, a->dst, to, a->src, from, *count, a->width);
     by_expert += *count;
     if (s + 1 == a->num_sources) break;
     for (int32_t e = 0; e < a->num_experts; e++)
@@ -169,33 +197,31 @@ static void regroup_expert(const mz_regroup_t *a, int32_t expert)
   }
 }
 
-mz_status_t mz_k_regroup_cpu(const mz_kernels_t *kernels, const mz_regroup_t *a,
-                             mz_stream_t stream)
+static mz_status_t regroup(mz_dtype_t dtype, const mz_regroup_t *a)
 {
   int64_t size = a->offsets[a->num_experts] * a->width;
 
-  (void)kernels;
-  (void)stream;
 #pragma omp parallel for schedule(dynamic, 1) if (size >= MIN_PARALLEL)
   for (int32_t e = 0; e < a->num_experts; e++)
-    regroup_expert(a, e);
+    regroup_expert(dtype, a, e);
   return MZ_OK;
 }
 
-mz_status_t mz_k_scale_rows_cpu(const mz_kernels_t *kernels,
-                                const mz_scale_rows_t *a, mz_stream_t stream)
+static mz_status_t scale_rows(mz_dtype_t dtype, const mz_scale_rows_t *a)
 {
-  const float *x = a->x;
-  float *y = a->y;
-
-  (void)kernels;
-  (void)stream;
   for (int32_t e = 0; e < a->num_experts; e++) {
-    float scale = (float)(a->first_expert + e + 1);
+    float factor = (float)(a->first_expert + e + 1);
     int64_t begin = a->offsets[e] * a->width;
     int64_t size = a->offsets[e + 1] * a->width - begin;
 
-    if (size > 0) scale_row(y + begin, x + begin, scale, size);
+    scale_elements(dtype, a->y, begin, a->x, begin, factor, size);
   }
   return MZ_OK;
 }
+
+MZ_CPU_BOTH_TABLES(permute, mz_permute_t)
+MZ_CPU_BOTH_TABLES(permute_grad, mz_permute_grad_t)
+MZ_CPU_BOTH_TABLES(combine, mz_combine_t)
+MZ_CPU_BOTH_TABLES(combine_grad, mz_combine_grad_t)
+MZ_CPU_BOTH_TABLES(regroup, mz_regroup_t)
+MZ_CPU_BOTH_TABLES(scale_rows, mz_scale_rows_t)

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
@@ -77,16 +78,29 @@ void mz_dropout_row(const mz_dropout_t *dropout, int64_t row, int64_t width,
   }
 }
 
-mz_status_t mz_k_dropout_cpu(const mz_kernels_t *kernels,
-                             const mz_dropout_apply_t *a, mz_stream_t stream)
+static void drop_row(mz_dtype_t dtype, const mz_dropout_apply_t *a, int64_t row)
 {
-  float *x = a->x;
+  uint64_t first = mz_dropout_first(&a->dropout, row, a->width);
+  float x[MZ_MASK_COLUMNS], mask[MZ_MASK_COLUMNS];
 
+  for (int64_t c = 0; c < a->width; c += MZ_MASK_COLUMNS) {
+    int64_t n = mz_min_i64(MZ_MASK_COLUMNS, a->width - c);
+
+    mz_cpu_widen(dtype, x, a->x, row * a->width + c, n);
+    mz_dropout_mask(&a->dropout, first + (uint64_t)c, n, mask);
+    mz_row_mask(x, mask, x, n);
+    mz_cpu_narrow(dtype, a->x, row * a->width + c, x, n);
+  }
+}
+
+static mz_status_t dropout(mz_dtype_t dtype, const mz_dropout_apply_t *a)
+{
   MZ_TRY(mz_dropout_check(&a->dropout));
   if (a->dropout.p == 0) return MZ_OK;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < a->rows; row++)
-    mz_dropout_row(&a->dropout, row, a->width, x + row * a->width,
-                   x + row * a->width);
+    drop_row(dtype, a, row);
   return MZ_OK;
 }
+
+MZ_CPU_BOTH_TABLES(dropout, mz_dropout_apply_t)

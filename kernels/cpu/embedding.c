@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/dropout.h"
 #include "kernels/cpu/rows.h"
 
@@ -27,28 +28,37 @@ static mz_status_t check_tokens(const mz_embedding_t *a, int learned)
   return MZ_TRACE(mz_dropout_check(&a->dropout));
 }
 
-static void embed_row(const mz_embedding_t *a, int64_t t)
+static void embed_row(mz_dtype_t dtype, const mz_embedding_t *a, int64_t t)
 {
-  const float *te = (const float *)a->wte + a->tokens[t] * a->width;
-  float *x = (float *)a->x + t * a->width;
+  int64_t te = a->tokens[t] * a->width, pe = t % a->sequence * a->width;
+  float x[MZ_MASK_COLUMNS], other[MZ_MASK_COLUMNS];
+  uint64_t first = 0;
 
-  if (a->wpe)
-    mz_row_add(te, (const float *)a->wpe + t % a->sequence * a->width, x,
-               a->width);
-  else
-    memcpy(x, te, (size_t)a->width * sizeof *x);
-  if (a->dropout.p > 0) mz_dropout_row(&a->dropout, t, a->width, x, x);
+  if (a->dropout.p > 0) first = mz_dropout_first(&a->dropout, t, a->width);
+  for (int64_t c = 0; c < a->width; c += MZ_MASK_COLUMNS) {
+    int64_t n = mz_min_i64(MZ_MASK_COLUMNS, a->width - c);
+
+    mz_cpu_widen(dtype, x, a->wte, te + c, n);
+    if (a->wpe)
+      mz_row_add(x, mz_cpu_read(dtype, a->wpe, pe + c, n, other), x, n);
+    if (a->dropout.p > 0) {
+      mz_dropout_mask(&a->dropout, first + (uint64_t)c, n, other);
+      mz_row_mask(x, other, x, n);
+    }
+    mz_cpu_narrow(dtype, a->x, t * a->width + c, x, n);
+  }
 }
 
-mz_status_t mz_k_embedding_cpu(const mz_kernels_t *kernels,
-                               const mz_embedding_t *a, mz_stream_t stream)
+static mz_status_t embedding(mz_dtype_t dtype, const mz_embedding_t *a)
 {
   MZ_TRY(check_tokens(a, a->wpe != NULL));
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < a->num_tokens; t++)
-    embed_row(a, t);
+    embed_row(dtype, a, t);
   return MZ_OK;
 }
+
+MZ_CPU_BOTH_TABLES(embedding, mz_embedding_t)
 
 /* Columns [c, c + n) of both gradients, tokens in order: a task owns its
  * columns, so nothing depends on the threads. */

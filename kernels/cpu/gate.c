@@ -5,11 +5,12 @@
  * No scratch: the outputs hold what is known so far. probs has the logits
  * until they are turned into gates; row has the routes sorted by expert, and
  * weight the key of each route, while the capacity is applied. */
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/gate.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "kernels/cpu/clones.h"
+#include "kernels/cpu/cpu.h"
 
 #include <cblas.h>
 #include <float.h>
@@ -25,30 +26,34 @@ static const float DROPPED = -1.0f;
 /* Smallest sum that weights are divided by: fp32's epsilon. */
 static const float MIN_SUM = FLT_EPSILON;
 
-static mz_status_t blas_extents(const mz_gate_t *a, int *tokens, int *width)
+mz_status_t mz_cpu_gate_check(const mz_gate_t *a)
 {
   int64_t routes;
-  int unused;
+  int narrow;
 
   MZ_REQUIRE(a->k >= 1 && a->k <= a->num_experts, MZ_ERR_ARG,
              "k is %" PRId32 ", need 1..num_experts=%" PRId32, a->k,
              a->num_experts);
-  MZ_TRY(mz_int_from_i64(a->num_tokens, tokens));
-  MZ_TRY(mz_int_from_i64(a->width, width));
+  MZ_TRY(mz_int_from_i64(a->num_tokens, &narrow));
+  MZ_TRY(mz_int_from_i64(a->width, &narrow));
   MZ_TRY(mz_mul_i64(a->num_tokens, a->k, &routes));
-  return MZ_TRACE(mz_int_from_i64(routes, &unused));
+  return MZ_TRACE(mz_int_from_i64(routes, &narrow));
 }
 
-static void write_logits(const mz_gate_t *a, int tokens, int width)
+void mz_cpu_gate_logits(const mz_gate_t *a, int64_t first, int64_t rows,
+                        const float *x, const float *w)
+{
+  int width = (int)a->width;
+
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows,
+              a->num_experts, width, 1.0f, x, width, w, width, 0.0f,
+              a->probs + first * a->num_experts, a->num_experts);
+}
+
+static void copy_fixed_logits(const mz_gate_t *a)
 {
   size_t row_bytes = (size_t)a->num_experts * sizeof(float);
 
-  if (!a->fixed_logits) {
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, tokens, a->num_experts,
-                width, 1.0f, a->x, width, a->w, width, 0.0f, a->probs,
-                a->num_experts);
-    return;
-  }
   for (int64_t t = 0; t < a->num_tokens; t++)
     memcpy(a->probs + t * a->num_experts, a->fixed_logits, row_bytes);
 }
@@ -312,21 +317,16 @@ static void add_counts(const mz_gate_t *a, int64_t routes)
   stats[MZ_STATS_TOKENS(a->num_experts)] += a->num_tokens;
 }
 
-mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
-                          mz_stream_t stream)
+void mz_cpu_gate_route(const mz_gate_t *a)
 {
   int64_t routes = a->num_tokens * a->k;
-  int tokens, width;
   float gap;
 
-  (void)kernels;
-  (void)stream;
-  MZ_TRY(blas_extents(a, &tokens, &width));
   if (a->num_tokens == 0) {
     memset(a->kept, 0, (size_t)a->num_experts * sizeof *a->kept);
-    return MZ_OK;
+    return;
   }
-  write_logits(a, tokens, width);
+  if (a->fixed_logits) copy_fixed_logits(a);
   gap = choose_and_normalise(a);
   if (has_choice(a) && gap < *a->min_gap) *a->min_gap = gap;
   add_sums(a);
@@ -341,6 +341,17 @@ mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
   places_to_counts(a);
   write_weights(a);
   add_counts(a, routes);
+}
+
+mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
+                          mz_stream_t stream)
+{
+  (void)kernels;
+  (void)stream;
+  MZ_TRY(mz_cpu_gate_check(a));
+  if (a->num_tokens > 0 && !a->fixed_logits)
+    mz_cpu_gate_logits(a, 0, a->num_tokens, a->x, a->w);
+  mz_cpu_gate_route(a);
   return MZ_OK;
 }
 
@@ -380,7 +391,7 @@ static void softmax_grad(const mz_gate_grad_t *a, int64_t t, float *dlogit)
     dlogit[e] = gate[e] * (dlogit[e] + shift);
 }
 
-static void write_dlogits(const mz_gate_grad_t *a)
+void mz_cpu_gate_dlogits(const mz_gate_grad_t *a)
 {
   const mz_gate_t *f = &a->forward;
   int64_t size = f->num_tokens * f->num_experts;
@@ -398,26 +409,35 @@ static void write_dlogits(const mz_gate_grad_t *a)
   }
 }
 
+void mz_cpu_gate_products(const mz_gate_grad_t *a, int64_t first, int64_t rows,
+                          const float *x, const float *w, float *dx,
+                          int accumulate)
+{
+  int experts = a->forward.num_experts, width = (int)a->forward.width;
+  const float *dlogits = a->dlogits + first * experts;
+
+  if (rows == 0 || a->forward.fixed_logits) {
+    /* Logits that do not come from x and w send them nothing. */
+    if (!accumulate)
+      memset(a->dw, 0, (size_t)experts * (size_t)width * sizeof(float));
+    return;
+  }
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, width,
+              experts, 1.0f, dlogits, experts, w, width, 1.0f, dx, width);
+  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, experts, width,
+              (int)rows, 1.0f, dlogits, experts, x, width,
+              accumulate ? 1.0f : 0.0f, a->dw, width);
+}
+
 mz_status_t mz_k_gate_grad_cpu(const mz_kernels_t *kernels,
                                const mz_gate_grad_t *a, mz_stream_t stream)
 {
   const mz_gate_t *f = &a->forward;
-  int experts = f->num_experts, tokens, width;
 
   (void)kernels;
   (void)stream;
-  MZ_TRY(blas_extents(f, &tokens, &width));
-  write_dlogits(a);
-  if (tokens == 0 || f->fixed_logits) {
-    /* Logits that do not come from x and w send them nothing. */
-    if (!a->accumulate)
-      memset(a->dw, 0, (size_t)f->num_experts * (size_t)width * sizeof(float));
-    return MZ_OK;
-  }
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, tokens, width, experts,
-              1.0f, a->dlogits, experts, f->w, width, 1.0f, a->dx, width);
-  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, experts, width, tokens,
-              1.0f, a->dlogits, experts, f->x, width,
-              a->accumulate ? 1.0f : 0.0f, a->dw, width);
+  MZ_TRY(mz_cpu_gate_check(f));
+  mz_cpu_gate_dlogits(a);
+  mz_cpu_gate_products(a, 0, f->num_tokens, f->x, f->w, a->dx, a->accumulate);
   return MZ_OK;
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linear maps and the activations between them. Letters: kernels/linear.h. */
-#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/linear.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
@@ -78,7 +79,7 @@ static void product(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int64_t m,
               b, (int)ldb, (float)beta, c, (int)ldc);
 }
 
-static mz_status_t check_ragged(int32_t num_groups, const int32_t *offsets,
+mz_status_t mz_cpu_linear_check(int32_t num_groups, const int32_t *offsets,
                                 int64_t max_rows, int64_t n, int64_t k)
 {
   int narrow;
@@ -190,7 +191,8 @@ static void linear_after(const void *args, int32_t g, int64_t first,
 mz_status_t mz_k_linear_cpu(const mz_kernels_t *kernels, const mz_linear_t *a,
                             mz_stream_t stream)
 {
-  MZ_TRY(check_ragged(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
+  MZ_TRY(
+      mz_cpu_linear_check(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
   MZ_REQUIRE(a->epilogue != MZ_EPI_DGELU, MZ_ERR_ARG,
              "DGELU is an epilogue of linear_dgrad");
   walk_rows(a->num_groups, a->offsets, a, a->b ? linear_before : NULL,
@@ -222,7 +224,8 @@ mz_status_t mz_k_linear_dgrad_cpu(const mz_kernels_t *kernels,
                                   const mz_linear_dgrad_t *a,
                                   mz_stream_t stream)
 {
-  MZ_TRY(check_ragged(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
+  MZ_TRY(
+      mz_cpu_linear_check(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
   MZ_REQUIRE(a->epilogue != MZ_EPI_GELU, MZ_ERR_ARG,
              "GELU is an epilogue of linear");
   MZ_REQUIRE(!a->add || a->epilogue == MZ_EPI_NONE, MZ_ERR_ARG,
@@ -274,7 +277,8 @@ mz_status_t mz_k_linear_wgrad_cpu(const mz_kernels_t *kernels,
   int64_t blocks = mz_div_up(a->n, TASK_ROWS);
   int64_t stripes = mz_div_up(a->n, TASK_COLUMNS);
 
-  MZ_TRY(check_ragged(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
+  MZ_TRY(
+      mz_cpu_linear_check(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
   if (a->num_groups == 1) {
     wgrad_weight(a, 0, 0, a->n);
   } else {
@@ -295,7 +299,7 @@ mz_status_t mz_k_linear_wgrad_cpu(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-static mz_status_t check_rows(const int32_t *rows, int64_t max_rows,
+mz_status_t mz_cpu_rows_check(const int32_t *rows, int64_t max_rows,
                               int64_t width, int64_t *elements_out)
 {
   MZ_REQUIRE(rows[0] >= 0 && rows[0] <= max_rows, MZ_ERR_ARG,
@@ -310,7 +314,7 @@ mz_status_t mz_k_gelu_cpu(const mz_kernels_t *kernels, const mz_gelu_t *a,
   float *out = a->a;
   int64_t n = 0;
 
-  MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
+  MZ_TRY(mz_cpu_rows_check(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
     gelu_row(pre + i, out + i, mz_min_i64(TASK_ELEMENTS, n - i));
@@ -324,7 +328,7 @@ mz_status_t mz_k_swiglu_cpu(const mz_kernels_t *kernels, const mz_swiglu_t *a,
   float *out = a->a;
   int64_t n = 0;
 
-  MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
+  MZ_TRY(mz_cpu_rows_check(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
     swiglu_row(gate + i, up + i, out + i, mz_min_i64(TASK_ELEMENTS, n - i));
@@ -338,7 +342,7 @@ mz_status_t mz_k_swiglu_grad_cpu(const mz_kernels_t *kernels,
   float *dgate = a->dgate, *dup = a->dup;
   int64_t n = 0;
 
-  MZ_TRY(check_rows(a->rows, a->max_rows, a->width, &n));
+  MZ_TRY(mz_cpu_rows_check(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
     dswiglu_row(gate + i, up + i, da + i, dgate + i, dup + i,

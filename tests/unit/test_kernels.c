@@ -8,7 +8,7 @@
 
 Test(kernels, cpu_table_is_complete_and_works)
 {
-  mz_kernels_opts_t opts = {MZ_BACKEND_CPU, MZ_F32};
+  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU};
   mz_kernels_t *kernels = NULL;
   float x[] = {2, 3}, w[] = {5, 7}, b[] = {1}, y[1];
   const void *ws[] = {w}, *bs[] = {b};
@@ -30,9 +30,22 @@ Test(kernels, cpu_table_is_complete_and_works)
   mz_kernels_destroy(NULL);
 }
 
+Test(kernels, bf16_table_is_complete)
+{
+  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU, .dtype = MZ_BF16};
+  mz_kernels_t *kernels = NULL;
+
+  cr_assert_eq(mz_kernels_create(&opts, &kernels), MZ_OK);
+  cr_assert_str_eq(kernels->ops->name, "/cpu");
+#define CHECK(op, args) cr_assert_not_null(kernels->ops->op);
+  MZ_KERNEL_LIST(CHECK)
+#undef CHECK
+  mz_kernels_destroy(&kernels);
+}
+
 Test(kernels, refuses_what_it_has_not)
 {
-  mz_kernels_opts_t opts = {MZ_BACKEND_CUDA, MZ_F32};
+  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CUDA};
   mz_kernels_t *kernels = (mz_kernels_t *)&opts;
 
   cr_assert_eq(mz_kernels_create(&opts, &kernels), MZ_ERR_UNSUPPORTED);
@@ -46,7 +59,7 @@ Test(kernels, refuses_what_it_has_not)
   cr_assert_eq(mz_kernels_create(NULL, &kernels), MZ_ERR_ARG);
   cr_assert_eq(mz_kernels_create(&opts, NULL), MZ_ERR_ARG);
   opts.backend = MZ_BACKEND_CPU;
-  opts.dtype = MZ_BF16;
+  opts.dtype = MZ_F16;
   cr_assert_eq(mz_kernels_create(&opts, &kernels), MZ_ERR_UNSUPPORTED);
   opts.dtype = (mz_dtype_t)99;
   cr_assert_eq(mz_kernels_create(&opts, &kernels), MZ_ERR_UNSUPPORTED);
