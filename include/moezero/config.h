@@ -193,6 +193,8 @@ typedef struct mz_config_values {
       gradient_accumulation_steps; /* 0: not given; see mz_config_resolve */
   double gradient_clipping;        /* 0: off */
   int64_t steps_per_print;         /* 0: not given, the application chooses */
+  bool bf16;                       /* weights and activations are bf16 */
+  mz_dtype_t communication_data_type; /* MZ_F32, MZ_BF16; resolved */
   bool use_data_before_expert_parallelism;
   bool wall_clock_breakdown;
   char *monitor_jsonl;     /* path under the run's folder */

@@ -186,6 +186,14 @@ static mz_status_t check_fault(const char *fault)
           fault);
 }
 
+static void derive_types(mz_config_t *config)
+{
+  mz_config_values_t *values = &config->values;
+
+  if (!given(config, "communication_data_type"))
+    values->communication_data_type = values->bf16 ? MZ_BF16 : MZ_F32;
+}
+
 mz_status_t mz_config_derive(mz_config_t *config)
 {
   if (given(config, "model")) {
@@ -199,6 +207,7 @@ mz_status_t mz_config_derive(mz_config_t *config)
   MZ_TRY(mz_config_derive_moe(config));
   MZ_TRY(derive_optimizer(config));
   MZ_TRY(derive_scheduler(config));
+  derive_types(config);
   MZ_TRY(check_zero(&config->values.zero));
   return MZ_TRACE(check_fault(config->values.debug.fault));
 }

@@ -27,7 +27,12 @@ static const mz_choice_t schedules[] = {
     {NULL, 0}};
 static const mz_choice_t warmups[] = {
     {"log", MZ_WARMUP_LOG}, {"linear", MZ_WARMUP_LINEAR}, {NULL, 0}};
-static const mz_choice_t wire_types[] = {{"fp32", 0},
+static const mz_choice_t wire_types[] = {{"fp32", MZ_F32},
+                                         {"bf16", MZ_BF16},
+                                         {"bfp16", MZ_BF16},
+                                         {"fp16", MZ_CHOICE_LATER},
+                                         {NULL, 0}};
+static const mz_choice_t held_types[] = {{"fp32", 0},
                                          {"fp16", MZ_CHOICE_LATER},
                                          {"bf16", MZ_CHOICE_LATER},
                                          {"bfp16", MZ_CHOICE_LATER},
@@ -43,7 +48,21 @@ static const mz_choice_t wire_types[] = {{"fp32", 0},
         .min = 0, .max = INFINITY, .later_list = true                          \
   }
 #define NO_FP16 "no effect: fp16 is not enabled"
-#define NO_BF16 "no effect: bf16 is not enabled"
+#define ADDED_FP32 "gradients are added up in fp32"
+#define ALWAYS_SKIPPED "a step with a gradient that is not finite is skipped"
+
+/* bfloat16.enabled sets what bf16.enabled sets, and is written as that. */
+static mz_status_t read_old_name(const mz_key_t *key, const json_t *value,
+                                 mz_config_values_t *values)
+{
+  if (json_is_true(value)) values->bf16 = true;
+  return MZ_OK;
+}
+
+static json_t *leave_out(const mz_key_t *key, const mz_config_values_t *values)
+{
+  return json_null();
+}
 
 static const mz_key_t rows[] = {
     {.path = "optimizer.type",
@@ -139,25 +158,39 @@ static const mz_key_t rows[] = {
     MZ_IDLE("fp16.consecutive_hysteresis", BOOL, "false", NO_FP16),
     MZ_IDLE("fp16.min_loss_scale", REAL, "1", NO_FP16),
     MZ_IDLE("fp16.fp16_master_weights_and_grads", BOOL, "false", NO_FP16),
-    MZ_LATER("bf16.enabled", BOOL, "false", "Training in bf16"),
-    MZ_IDLE("bf16.immediate_grad_update", BOOL, "false", NO_BF16),
-    MZ_IDLE("bf16.check_grad_overflow", BOOL, "true", NO_BF16),
-    MZ_IDLE("bf16.bf16_master_weights_and_grads", BOOL, "false", NO_BF16),
-    MZ_IDLE("bf16.bf16_optimizer_states", BOOL, "false", NO_BF16),
-    MZ_LATER("bfloat16.enabled", BOOL, "false", "Old name of bf16.enabled"),
-    MZ_IDLE("bfloat16.immediate_grad_update", BOOL, "false", NO_BF16),
-    MZ_IDLE("bfloat16.check_grad_overflow", BOOL, "true", NO_BF16),
-    MZ_IDLE("bfloat16.bf16_master_weights_and_grads", BOOL, "false", NO_BF16),
-    MZ_IDLE("bfloat16.bf16_optimizer_states", BOOL, "false", NO_BF16),
+    MZ_BOOL("bf16.enabled", bf16, "false",
+            "Weights and activations are bf16; arithmetic, gradients and "
+            "master weights fp32"),
+    MZ_NOTED("bf16.immediate_grad_update", BOOL, "false", ADDED_FP32),
+    MZ_NOTED("bf16.check_grad_overflow", BOOL, "true", ALWAYS_SKIPPED),
+    MZ_LATER("bf16.bf16_master_weights_and_grads", BOOL, "false",
+             "Master weights and gradients in bf16"),
+    MZ_LATER("bf16.bf16_optimizer_states", BOOL, "false", "Moments in bf16"),
+    {.path = "bfloat16.enabled",
+     .type = MZ_KEY_BOOL,
+     .sort = MZ_SORT_USED,
+     .fallback = "false",
+     .offset = MZ_NO_FIELD,
+     .read = read_old_name,
+     .write = leave_out,
+     .meaning = "Old name of bf16.enabled"},
+    MZ_NOTED("bfloat16.immediate_grad_update", BOOL, "false", ADDED_FP32),
+    MZ_NOTED("bfloat16.check_grad_overflow", BOOL, "true", ALWAYS_SKIPPED),
+    MZ_LATER("bfloat16.bf16_master_weights_and_grads", BOOL, "false",
+             "Master weights and gradients in bf16"),
+    MZ_LATER("bfloat16.bf16_optimizer_states", BOOL, "false",
+             "Moments in bf16"),
     MZ_NEVER("amp", HAND, "null", "apex is a library of PyTorch"),
     MZ_NEVER("torch_autocast", HAND, "null", "autocast belongs to PyTorch"),
-    MZ_LATER_CHOICE("communication_data_type", "null", wire_types,
-                    "Type in which gradients travel"),
-    MZ_LATER_CHOICE("data_types.grad_accum_dtype", "null", wire_types,
+    MZ_CHOICE("communication_data_type", communication_data_type, "null",
+              wire_types,
+              "Type in which gradients travel, to be added in fp32; null: the "
+              "model's"),
+    MZ_LATER_CHOICE("data_types.grad_accum_dtype", "null", held_types,
                     "Type of the gradient accumulators"),
-    MZ_LATER_CHOICE("data_types.param_dtype", "null", wire_types,
+    MZ_LATER_CHOICE("data_types.param_dtype", "null", held_types,
                     "Type of the parameters"),
-    MZ_LATER_CHOICE("data_types.buffer_dtype", "null", wire_types,
+    MZ_LATER_CHOICE("data_types.buffer_dtype", "null", held_types,
                     "Type of the buffers"),
 };
 

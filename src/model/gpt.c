@@ -252,10 +252,13 @@ static mz_status_t declare(const mz_config_values_t *config, float *logits_out,
 {
   gpt_t g = {.config = config, .decl = decl, .logits_out = logits_out};
   int32_t num_layers, next_moe = 0;
+  mz_dtype_t dtype;
 
   MZ_REQUIRE(config && decl, MZ_ERR_ARG, "config or decl is NULL");
   MZ_REQUIRE(config->model.hidden_size > 0, MZ_ERR_CONFIG,
              "model: required: the section that describes the GPT");
+  dtype = config->bf16 ? MZ_BF16 : MZ_F32;
+  if (dtype != mz_decl_dtype(decl)) MZ_TRY(mz_decl_set_dtype(decl, dtype));
   MZ_TRY(mz_int_from_i64(config->model.num_hidden_layers, &num_layers));
   /* Radford et al. 2019 (GPT-2), sec. 2.3: the 2 L branches that end in the
    * stream start smaller, so that its variance does not grow with depth. */

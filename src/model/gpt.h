@@ -11,7 +11,8 @@
 /**
  * Declares the model. Block 0 is the embedding, block l + 1 the transformer
  * block l, block L + 1 the last norm and the head; then applies
- * optimizer.param_groups to its tensors. Not collective.
+ * optimizer.param_groups to its tensors. Sets the element type, so a
+ * declaration that has tensors already must have it. Not collective.
  * @return MZ_OK, MZ_ERR_CONFIG (sizes that do not divide, lists of the debug
  * section that do not fit, an entry of param_groups without a tensor), and the
  * errors of mz_decl_tensor.

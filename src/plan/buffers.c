@@ -97,6 +97,17 @@ static mz_status_t add_regions(mz_plan_t *p)
                                      state * 4, true, &p->exp_avg_sq));
 }
 
+static mz_status_t add_workspace(mz_plan_t *p)
+{
+  int64_t bytes;
+
+  p->workspace = -1;
+  MZ_TRY(mz_plan_workspace_bytes(p, &bytes));
+  if (bytes == 0) return MZ_OK;
+  return MZ_TRACE(mz_plan_add_buffer(p, "kernels", MZ_CAT_WORKSPACE, bytes,
+                                     true, &p->workspace));
+}
+
 static int64_t counts_bytes(const mz_plan_t *p)
 {
   int64_t bytes = 0;
@@ -152,6 +163,7 @@ mz_status_t mz_plan_make_buffers(mz_plan_t *plan)
 {
   MZ_TRY(mz_new(plan->decl->num_buffers, "buffer ids", &plan->buffer_of_decl));
   MZ_TRY(add_regions(plan));
+  MZ_TRY(add_workspace(plan));
   MZ_TRY(add_engine(plan));
   return MZ_TRACE(add_declared(plan));
 }

@@ -325,6 +325,7 @@ struct mz_plan {
   int32_t num_buffers;
   int32_t *buffer_of_decl; /* declaration buffer -> plan buffer */
   int32_t params, accum, master, exp_avg, exp_avg_sq; /* regions; -1: none */
+  int32_t workspace; /* of the kernels; -1: they need none */
   int32_t stats, stats_all, stats_total, counts_all, scalars, scalars_all, data,
       round_counts; /* engine's buffers */
   int64_t arena_bytes;

@@ -26,6 +26,9 @@ mz_status_t mz_plan_add_buffer(mz_plan_t *plan, const char *name,
                                bool persistent, int32_t *buffer_out);
 mz_status_t mz_plan_place_buffers(mz_plan_t *plan);
 
+/* workspace.c: scratch of the kernels, 0 with fp32. MZ_OK, MZ_ERR_OVERFLOW. */
+mz_status_t mz_plan_workspace_bytes(const mz_plan_t *plan, int64_t *bytes_out);
+
 /* schedule.c: the walks. */
 mz_status_t mz_plan_make_schedule(mz_plan_t *plan);
 

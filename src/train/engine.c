@@ -142,12 +142,14 @@ static mz_status_t walk_whole(mz_engine_t *e, mz_walk_t walk)
   return MZ_TRACE(mz_engine_walk(e, walk, 0, e->plan->num_ops[walk]));
 }
 
-/* From the first operation after the optimizer on; without one, none. */
+/* Own parts, then from the first operation after the optimizer on; without one,
+ * none. */
 mz_status_t mz_engine_publish(mz_engine_t *engine)
 {
   const mz_op_t *ops = engine->plan->ops[MZ_WALK_UPDATE];
   int32_t first = 0, num = engine->plan->num_ops[MZ_WALK_UPDATE];
 
+  MZ_TRY(mz_zero_publish(engine->zero));
   while (first < num && ops[first].kind != MZ_OP_ADAMW)
     first++;
   return MZ_TRACE(mz_engine_walk(engine, MZ_WALK_UPDATE, first + 1, num));
@@ -307,9 +309,14 @@ static mz_status_t create_memory(mz_engine_t *e)
   mz_zero_opts_t zero = {
       .plan = e->plan, .comm = e->comm, .comm_groups = e->comm_groups};
 
-  MZ_TRY(mz_kernels_create(&opts, &e->kernels));
   MZ_TRY(mz_alloc_arena(e->plan->arena_bytes, "the plan's arena",
                         (void **)&e->arena));
+  if (e->plan->workspace >= 0) {
+    const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
+    opts.workspace = e->arena + workspace->offset;
+    opts.workspace_bytes = workspace->bytes;
+  }
+  MZ_TRY(mz_kernels_create(&opts, &e->kernels));
   zero.kernels = e->kernels;
   zero.arena = e->arena;
   MZ_TRY(mz_zero_create(&zero, &e->zero));

@@ -24,6 +24,6 @@ void mz_plan_opts_from_config(const mz_config_values_t *values, int world_size,
       .saved_rows = values->moe.saved_rows,
       .overlap_chunks = values->moe.overlap_chunks,
       .data_before_expert = values->use_data_before_expert_parallelism,
-      .communication_dtype = MZ_F32,
+      .communication_dtype = values->communication_data_type,
   };
 }

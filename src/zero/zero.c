@@ -236,23 +236,6 @@ mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry)
   return MZ_TRACE(mz_comm_wait(zero->opts.comm, zero->tickets[entry]));
 }
 
-static mz_status_t reorder(mz_zero_t *z, const mz_entry_t *e, const void *src,
-                           void *dst, bool to_rank_major)
-{
-  mz_reorder_t a = {.num_ranks = z->plan->units[e->first_unit].ranks,
-                    .num_units = e->num_units,
-                    .lengths = z->lengths,
-                    .element_bytes = mz_dtype_bytes(e->dtype),
-                    .src = src,
-                    .dst = dst,
-                    .to_rank_major = to_rank_major};
-
-  for (int32_t i = 0; i < e->num_units; i++)
-    z->lengths[i] = z->plan->units[e->first_unit + i].shard;
-  return MZ_TRACE(
-      z->opts.kernels->ops->reorder(z->opts.kernels, &a, z->opts.stream));
-}
-
 /* A gather from a region: own shards of the units into the own block. */
 static mz_status_t pack_own(mz_zero_t *z, const mz_entry_t *e)
 {
@@ -275,21 +258,54 @@ static mz_status_t pack_own(mz_zero_t *z, const mz_entry_t *e)
   return MZ_OK;
 }
 
+/* Contributions to each owner, in the type that travels: the own part is
+ * rounded like the others, so that the sum does not depend on who owns it. */
+static mz_status_t pack_grads(mz_zero_t *z, const mz_entry_t *e)
+{
+  const float *src = (const float *)(const void *)unit_side(z, e);
+  char *dst = mz_zero_buffer(z, e->packed);
+  int64_t size = (int64_t)mz_dtype_bytes(e->dtype), at = 0;
+
+  for (int32_t i = 0; i < e->num_units; i++) {
+    const mz_unit_t *u = &z->plan->units[e->first_unit + i];
+    mz_convert_t a = {.n = e->num_units > 1 ? u->shard : e->length,
+                      .src_dtype = MZ_F32,
+                      .dst_dtype = e->dtype};
+
+    for (int64_t r = 0; r < u->ranks; r++) {
+      a.src = src + r * u->shard + e->piece;
+      a.dst = dst + (r * e->length + at) * size;
+      MZ_TRY(
+          z->opts.kernels->ops->convert(z->opts.kernels, &a, z->opts.stream));
+    }
+    src += u->elements;
+    at += u->shard;
+  }
+  return MZ_OK;
+}
+
 mz_status_t mz_zero_pack(mz_zero_t *zero, int32_t entry)
 {
   const mz_entry_t *e = &zero->plan->entries[entry];
 
-  if (e->kind != MZ_ENTRY_GRADS) return MZ_TRACE(pack_own(zero, e));
-  return MZ_TRACE(reorder(zero, e, unit_side(zero, e),
-                          mz_zero_buffer(zero, e->packed), true));
+  if (e->kind == MZ_ENTRY_GRADS) return MZ_TRACE(pack_grads(zero, e));
+  return MZ_TRACE(pack_own(zero, e));
 }
 
 mz_status_t mz_zero_place(mz_zero_t *zero, int32_t entry)
 {
   const mz_entry_t *e = &zero->plan->entries[entry];
+  mz_reorder_t a = {.num_ranks = zero->plan->units[e->first_unit].ranks,
+                    .num_units = e->num_units,
+                    .lengths = zero->lengths,
+                    .element_bytes = mz_dtype_bytes(e->dtype),
+                    .src = mz_zero_buffer(zero, e->staging),
+                    .dst = unit_side(zero, e)};
 
-  return MZ_TRACE(reorder(zero, e, mz_zero_buffer(zero, e->staging),
-                          unit_side(zero, e), false));
+  for (int32_t i = 0; i < e->num_units; i++)
+    zero->lengths[i] = zero->plan->units[e->first_unit + i].shard;
+  return MZ_TRACE(zero->opts.kernels->ops->reorder(zero->opts.kernels, &a,
+                                                   zero->opts.stream));
 }
 
 mz_status_t mz_zero_sum(mz_zero_t *zero, int32_t entry, bool first)
@@ -339,6 +355,33 @@ mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed)
   return MZ_OK;
 }
 
+/* Where the model's dtype holds a segment that this rank updates. */
+static char *working_copy(const mz_zero_t *z, const mz_segment_t *s)
+{
+  const mz_unit_t *u = &z->plan->units[s->unit];
+  int64_t at = s->unit_offset - part_start(z, u, u->p);
+
+  return param_region(z, u) + at * (int64_t)mz_dtype_bytes(z->plan->dtype);
+}
+
+mz_status_t mz_zero_publish(mz_zero_t *zero)
+{
+  const mz_plan_t *p = zero->plan;
+
+  if (p->master < 0) return MZ_OK;
+  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++) {
+    const mz_segment_t *s = &p->segments[MZ_SHARE_UPDATED][i];
+    mz_convert_t a = {.n = s->length,
+                      .src = mz_zero_segment(zero, s, MZ_PART_WEIGHTS),
+                      .src_dtype = MZ_F32,
+                      .dst = working_copy(zero, s),
+                      .dst_dtype = p->dtype};
+    MZ_TRY(zero->opts.kernels->ops->convert(zero->opts.kernels, &a,
+                                            zero->opts.stream));
+  }
+  return MZ_OK;
+}
+
 mz_status_t mz_zero_norm(mz_zero_t *zero, double *sum_out, int32_t *culprit_out)
 {
   const mz_plan_t *p = zero->plan;
@@ -366,7 +409,6 @@ mz_status_t mz_zero_adamw(mz_zero_t *zero, const mz_zero_update_t *update)
   zero->factor = update->factor;
   for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++) {
     const mz_segment_t *s = &p->segments[MZ_SHARE_UPDATED][i];
-    const mz_unit_t *u = &p->units[s->unit];
     const mz_zero_group_t *g = &update->groups[s->param_group];
     mz_adamw_t a = {.n = s->length,
                     .w = mz_zero_segment(zero, s, MZ_PART_WEIGHTS),
@@ -383,9 +425,7 @@ mz_status_t mz_zero_adamw(mz_zero_t *zero, const mz_zero_update_t *update)
                     .l2 = update->l2,
                     .bias_correction = update->bias_correction};
     if (p->master >= 0) {
-      a.out =
-          param_region(zero, u) + (s->unit_offset - part_start(zero, u, u->p)) *
-                                      (int64_t)mz_dtype_bytes(p->dtype);
+      a.out = working_copy(zero, s);
       a.out_dtype = p->dtype;
     }
     MZ_TRY(zero->opts.kernels->ops->adamw(zero->opts.kernels, &a,

@@ -34,9 +34,14 @@ uint8_t *mz_zero_accumulate(mz_zero_t *zero);
 /** Start of a backend-memory buffer of the plan. */
 char *mz_zero_buffer(const mz_zero_t *zero, int32_t buffer);
 
-/** Initial values: (seed, hash of the tensor's name, flat index). Then
- * mz_zero_publish makes the working weights of them. Not collective. */
+/** Initial values of the fp32 weights: (seed, hash of the tensor's name, flat
+ * index). Not collective. */
 mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed);
+
+/** Rounds the fp32 weights that this rank updates to the model's dtype; nothing
+ * with fp32, where they are one. The gathers after the optimizer then bring
+ * them to all. Not collective. */
+mz_status_t mz_zero_publish(mz_zero_t *zero);
 
 /** The next gradient contributions of whole accumulators are the first. */
 void mz_zero_begin_step(mz_zero_t *zero);

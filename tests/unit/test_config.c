@@ -232,9 +232,8 @@ Test(config_set, errors_name_the_assignment)
 Test(config_sorts, later_keys_are_refused_by_name)
 {
   LATER("fp16.enabled=true", "not supported yet: fp16.enabled (found true)");
-  LATER("bf16.enabled=true", "not supported yet: bf16.enabled (found true)");
-  LATER("bfloat16.enabled=true",
-        "not supported yet: bfloat16.enabled (found true)");
+  LATER("bf16.bf16_optimizer_states=true",
+        "not supported yet: bf16.bf16_optimizer_states (found true)");
   LATER("zero_optimization.offload_param.device=cpu",
         "not supported yet: zero_optimization.offload_param.device (found "
         "\"cpu\")");
@@ -277,6 +276,8 @@ Test(config_sorts, later_keys_are_refused_by_name)
   LATER("tensorboard.enabled=true",
         "not supported yet: tensorboard.enabled (found true)");
   LATER("data.format=hdf5", "not supported yet: data.format (found \"hdf5\")");
+  LATER("data_types.grad_accum_dtype=bf16",
+        "not supported yet: data_types.grad_accum_dtype (found \"bf16\")");
   LATER("communication_data_type=fp16",
         "not supported yet: communication_data_type (found \"fp16\")");
 }
@@ -288,6 +289,7 @@ Test(config_sorts, later_keys_are_silent_at_their_default)
   expect_notes("zero_optimization.offload_param.device=none", 0, NULL);
   expect_notes("zero_optimization.zero_quantized_weights=false", 0, NULL);
   expect_notes("optimizer.type=aDaM", 0, NULL);
+  expect_notes("data_types.grad_accum_dtype=fp32", 0, NULL);
   expect_notes("communication_data_type=fp32", 0, NULL);
   expect_notes("communication_data_type=null", 0, NULL);
   expect_notes("gradient_predivide_factor=1", 0, NULL);
@@ -309,6 +311,9 @@ Test(config_sorts, what_has_nothing_to_do_is_noted)
   expect_notes("fp16.hysteresis=3", 1,
                "fp16.hysteresis: nothing to do: no effect: fp16 is not "
                "enabled");
+  expect_notes("bf16.check_grad_overflow=true", 1,
+               "bf16.check_grad_overflow: nothing to do: a step with a "
+               "gradient that is not finite is skipped");
   expect_notes("checkpoint.tag_validation=fail", 1,
                "checkpoint.tag_validation: nothing to do: one tag is chosen "
                "by rank 0 for all");

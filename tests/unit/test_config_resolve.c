@@ -203,6 +203,8 @@ Test(config_json, reads_back_to_the_same_values)
                MZ_OK);
   expect_round_trip(config);
   expect_round_trip(load("moe={\"num_experts\": 4, \"ep_size\": 2}"));
+  expect_round_trip(load("bfloat16.enabled=true"));
+  expect_round_trip(load("communication_data_type=bf16"));
   expect_round_trip(load("moe={\"num_experts\": [0, 4, 8, 0], \"k\": 2, "
                          "\"drop_policy\": \"position\"}"));
   expect_round_trip(load("moe={\"num_experts\": 0}"));

@@ -41,6 +41,34 @@ Test(config_defaults, model_and_moe)
   mz_config_destroy(&config);
 }
 
+static void expect_types(const char *assignment, const char *second, bool bf16,
+                         mz_dtype_t wire)
+{
+  mz_config_t *config = NULL;
+  const mz_config_values_t *values;
+
+  cr_assert_eq(LOAD(&config, assignment, second), MZ_OK, "%s", mz_error_last());
+  values = mz_config_values(config);
+  cr_expect_eq(values->bf16, bf16, "%s, %s", assignment, second);
+  cr_expect_eq(values->communication_data_type, wire, "%s, %s", assignment,
+               second);
+  mz_config_destroy(&config);
+}
+
+Test(config_types, gradients_travel_in_the_models_type_unless_told)
+{
+  expect_types("bf16.enabled=false", "fp16.enabled=false", false, MZ_F32);
+  expect_types("bf16.enabled=true", "fp16.enabled=false", true, MZ_BF16);
+  expect_types("bfloat16.enabled=true", "bf16.enabled=auto", true, MZ_BF16);
+  expect_types("bf16.enabled=true", "bfloat16.enabled=false", true, MZ_BF16);
+  expect_types("bf16.enabled=true", "communication_data_type=null", true,
+               MZ_BF16);
+  expect_types("bf16.enabled=true", "communication_data_type=fp32", true,
+               MZ_F32);
+  expect_types("bf16.enabled=false", "communication_data_type=bfp16", false,
+               MZ_BF16);
+}
+
 Test(config_defaults, zero_optimizer_and_scheduler)
 {
   mz_config_t *config = load("scheduler.type=WarmupLR");

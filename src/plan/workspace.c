@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Budgets of the kernels' workspaces, from the declaration alone, so that every
+ * build and every machine plans the same bytes. */
+#include "plan/plan_impl.h"
+
+#include "base/alloc.h"
+#include "base/check.h"
+
+/* The bf16 table of the CPU (kernels/kernels.h) holds one weight and two
+ * vectors in fp32, and ROWS rows, or a whole sequence, of what an operation
+ * works on. The widest is the gradient of attention: qkv and its gradient, out
+ * and its gradient, no wider than they, and a number a head. */
+enum { ROWS = 256, ARRAYS = 6 };
+
+mz_status_t mz_plan_workspace_bytes(const mz_plan_t *plan, int64_t *bytes_out)
+{
+  const mz_decl_t *d = plan->decl;
+  int64_t rows = mz_max_i64(ROWS, plan->opts.sequence_length);
+  int64_t weight = 0, width = 0, floats;
+
+  *bytes_out = 0;
+  if (plan->dtype == MZ_F32) return MZ_OK;
+  for (int64_t i = 0; i < d->num_tensors; i++)
+    weight = mz_max_i64(weight, d->tensors[i].elements);
+  for (int64_t i = 0; i < d->num_buffers; i++)
+    if (d->buffers[i].dtype == plan->dtype)
+      width = mz_max_i64(width, d->buffers[i].width);
+  MZ_TRY(mz_mul_i64(width, ARRAYS * rows + 2, &floats));
+  MZ_TRY(mz_add_i64(floats, weight, &floats));
+  return MZ_TRACE(mz_mul_i64(floats, (int64_t)sizeof(float), bytes_out));
+}
