@@ -2,7 +2,7 @@
 /* Checkpoints of TINY: to stop and go on is as not to stop, on the same and on
  * any other layout. Layouts of fewer ranks run on a part of the ranks.
  * Usage: rank_checkpoint bitwise|relayout|twelve|gather|experts|weights FOLDER
- */
+ * [KEY=VALUE]... */
 #include "tiny.h"
 
 #include "base/alloc.h"
@@ -16,7 +16,13 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MAX_ASSIGNMENTS = 16, HALF = 10, PARTS = MZ_CKPT_NUM_PARTS };
+/* ARGUMENTS: of the command line; the tests have assignments of their own. */
+enum {
+  MAX_ASSIGNMENTS = 16,
+  ARGUMENTS = 8,
+  HALF = 10,
+  PARTS = MZ_CKPT_NUM_PARTS
+};
 
 static const mz_tensor_part_t part_of[PARTS] = {
     MZ_PART_WEIGHTS, MZ_PART_EXP_AVG, MZ_PART_EXP_AVG_SQ};
@@ -547,6 +553,8 @@ int main(int argc, char **argv)
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &t.world);
+  for (int i = 3; i < argc && t.num_given < ARGUMENTS; i++)
+    t.given[t.num_given++] = argv[i];
   mkdir(t.folder, 0777);
   for (size_t i = 0; i < sizeof all / sizeof all[0] && argc > 2; i++)
     if (strcmp(argv[1], all[i].name) == 0) all[i].run(&t);

@@ -3,7 +3,8 @@
  * equals one rank with the same micro-batches. Layouts of fewer ranks run on a
  * part of the ranks. Variants of the configuration follow each other:
  *   rank_layouts all|cover [OWN=N]... [KEY=VALUE]... [-- ...]...
- * OWN is batch, experts or seed, the first one to try.
+ * OWN is batch, experts or seed, the first one to try; bounds=L,N,T are those
+ * of losses, norms and tensors, 1e-5 each where not given.
  * Layouts run with the communication thread and inline in turn. "cover" takes
  * every third layout, the next variant the layouts after those. Prints a line a
  * variant. Exit code 0: all agree. */
@@ -11,13 +12,12 @@
 
 #include "base/check.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { MAX_ASSIGNMENTS = 24, OWN = 6, STEPS = 10, MAX_SEEDS = 16 };
-
-static const double bound = 1e-5;
 
 typedef struct variant {
   const char *given[MAX_ASSIGNMENTS];
@@ -25,8 +25,9 @@ typedef struct variant {
   int batch, experts, seed;
   int world, rank;
   int num_run, num_failed;
-  double worst, gap;
-  char worst_what[96];
+  double gap;
+  tiny_apart_t bound, worst;
+  char worst_name[MZ_NAME_MAX];
 } variant_t;
 
 static int assemble(const variant_t *v, char own[][64], int ep, int stage,
@@ -47,36 +48,41 @@ static int assemble(const variant_t *v, char own[][64], int ep, int stage,
   return n;
 }
 
-static void report(variant_t *v, const char *name, mz_status_t st, double apart,
-                   const char *what)
+static void report(variant_t *v, const char *name, mz_status_t st,
+                   const tiny_apart_t *apart)
 {
-  int ok = st == MZ_OK && apart <= bound;
+  const tiny_apart_t *bound = &v->bound;
+  int ok = st == MZ_OK && apart->loss <= bound->loss &&
+           apart->norm <= bound->norm && apart->tensor <= bound->tensor;
   int all_ok = 0;
 
   v->num_run++;
-  if (st == MZ_OK && apart > v->worst) {
-    v->worst = apart;
-    snprintf(v->worst_what, sizeof v->worst_what, "%s, %s", what, name);
+  v->worst.loss = fmax(v->worst.loss, apart->loss);
+  v->worst.norm = fmax(v->worst.norm, apart->norm);
+  if (apart->tensor > v->worst.tensor) {
+    v->worst.tensor = apart->tensor;
+    snprintf(v->worst_name, sizeof v->worst_name, "%s", apart->name);
   }
   MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
   if (all_ok) return;
   v->num_failed++;
   if (!ok)
-    fprintf(stderr, "rank %d: %s: %s, %g apart in %s\n%s\n", v->rank, name,
-            mz_status_text(st), apart, what, st ? mz_error_last() : "");
+    fprintf(stderr, "rank %d: %s: %s, loss %g, norm %g, %s %g apart\n%s\n",
+            v->rank, name, mz_status_text(st), apart->loss, apart->norm,
+            apart->name, apart->tensor, st ? mz_error_last() : "");
 }
 
 static void try_layout(variant_t *v, const tiny_run_t *reference, int np,
                        int ep, int stage, int accumulation)
 {
   char own[OWN][64], name[64];
-  const char *all[MAX_ASSIGNMENTS + OWN], *what = "nothing";
+  const char *all[MAX_ASSIGNMENTS + OWN];
   int micro = v->batch / np / accumulation;
   int n = assemble(v, own, ep, stage, micro, all);
   MPI_Comm part;
   tiny_run_t run = {0};
+  tiny_apart_t apart = {.name = "nothing"};
   mz_status_t st = MZ_OK;
-  double apart = 0;
 
   snprintf(name, sizeof name, "np %d ep %d stage %d accumulation %d", np, ep,
            stage, accumulation);
@@ -84,10 +90,10 @@ static void try_layout(variant_t *v, const tiny_run_t *reference, int np,
                  &part);
   if (part != MPI_COMM_NULL) {
     st = tiny_run(all, n, part, STEPS, &run);
-    if (st == MZ_OK) apart = tiny_compare(reference, &run, &what);
+    if (st == MZ_OK) apart = tiny_compare(reference, &run);
     MPI_Comm_free(&part);
   }
-  report(v, name, st, apart, what);
+  report(v, name, st, &apart);
   tiny_run_free(&run);
 }
 
@@ -144,9 +150,10 @@ static mz_status_t find_references(variant_t *v, tiny_run_t *references)
 
 static void print_variant(const variant_t *v)
 {
-  printf("%d layouts, %d differ, at most %.2g apart (%s), gate gap %.2g, seed "
-         "%d:",
-         v->num_run, v->num_failed, v->worst, v->worst_what, v->gap, v->seed);
+  printf("%d layouts, %d differ, at most loss %.2g, norm %.2g, tensor %.2g "
+         "(%s) apart, gate gap %.2g, seed %d:",
+         v->num_run, v->num_failed, v->worst.loss, v->worst.norm,
+         v->worst.tensor, v->worst_name, v->gap, v->seed);
   for (int i = 0; i < v->num_given; i++)
     printf(" %s", v->given[i]);
   printf("\n");
@@ -170,7 +177,10 @@ static int run_variant(variant_t *v, int all, int place)
 /* Takes the words up to "--". @return the place after it. */
 static int read_variant(int argc, char **argv, int at, variant_t *v)
 {
-  *v = (variant_t){.batch = 8, .experts = 4, .seed = 1234};
+  *v = (variant_t){.batch = 8,
+                   .experts = 4,
+                   .seed = 1234,
+                   .bound = {.loss = 1e-5, .norm = 1e-5, .tensor = 1e-5}};
   MPI_Comm_rank(MPI_COMM_WORLD, &v->rank);
   MPI_Comm_size(MPI_COMM_WORLD, &v->world);
   for (; at < argc && strcmp(argv[at], "--") != 0; at++) {
@@ -180,6 +190,9 @@ static int read_variant(int argc, char **argv, int at, variant_t *v)
       v->experts = atoi(argv[at] + 8);
     else if (strncmp(argv[at], "seed=", 5) == 0)
       v->seed = atoi(argv[at] + 5);
+    else if (strncmp(argv[at], "bounds=", 7) == 0)
+      sscanf(argv[at] + 7, "%lf,%lf,%lf", &v->bound.loss, &v->bound.norm,
+             &v->bound.tensor);
     else if (v->num_given < MAX_ASSIGNMENTS)
       v->given[v->num_given++] = argv[at];
   }

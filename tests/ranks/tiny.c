@@ -198,17 +198,16 @@ static double apart(double a, double b)
   return isfinite(a) && isfinite(b) ? fabs(a - b) / scale : HUGE_VAL;
 }
 
-double tiny_compare(const tiny_run_t *a, const tiny_run_t *b, const char **what)
+tiny_apart_t tiny_compare(const tiny_run_t *a, const tiny_run_t *b)
 {
-  double worst = 0, d;
+  tiny_apart_t worst = {.name = "no tensor"};
 
-  *what = "nothing";
   for (int i = 0; i < a->num_steps; i++) {
-    if ((d = apart(a->loss[i], b->loss[i])) > worst) worst = d, *what = "loss";
-    if ((d = apart(a->norm[i], b->norm[i])) > worst) worst = d, *what = "norm";
+    worst.loss = fmax(worst.loss, apart(a->loss[i], b->loss[i]));
+    worst.norm = fmax(worst.norm, apart(a->norm[i], b->norm[i]));
   }
   for (int t = 0; t < a->num_tensors; t++) {
-    double square = 0, sum = 0;
+    double square = 0, sum = 0, d;
 
     for (int64_t i = a->offsets[t]; i < a->offsets[t + 1]; i++) {
       double x = a->values[i], y = b->values[i];
@@ -216,7 +215,10 @@ double tiny_compare(const tiny_run_t *a, const tiny_run_t *b, const char **what)
       sum += (x - y) * (x - y);
     }
     d = square > 0 ? sqrt(sum / square) : sqrt(sum);
-    if (!(d <= worst)) worst = isfinite(d) ? d : HUGE_VAL, *what = a->names[t];
+    if (!(d <= worst.tensor)) {
+      worst.tensor = isfinite(d) ? d : HUGE_VAL;
+      worst.name = a->names[t];
+    }
   }
   return worst;
 }

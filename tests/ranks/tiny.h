@@ -62,8 +62,12 @@ mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,
                      int num_steps, tiny_run_t *run_out);
 void tiny_run_free(tiny_run_t *run);
 
-/* Largest relative difference of losses and norms, and of tensors in L2. */
-double tiny_compare(const tiny_run_t *a, const tiny_run_t *b,
-                    const char **what);
+/* Largest relative differences: of losses, of norms, of a tensor in L2. */
+typedef struct tiny_apart {
+  double loss, norm, tensor;
+  const char *name; /* of the tensor; borrowed from the first run */
+} tiny_apart_t;
+
+tiny_apart_t tiny_compare(const tiny_run_t *a, const tiny_run_t *b);
 
 #endif

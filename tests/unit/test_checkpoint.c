@@ -24,6 +24,16 @@ Test(resume, is_bitwise_the_unstopped_run_at_every_stage)
   run_tiny(4, "bitwise");
 }
 
+Test(resume, is_bitwise_in_bf16_too)
+{
+  char folder[SAMPLE_PATH];
+
+  make_folder(folder);
+  run_ranks(2, "tests/ranks/rank_checkpoint", 240,
+            "bitwise %s bf16.enabled=true", folder);
+  remove_folder(folder);
+}
+
 Test(resume, on_another_layout_goes_on_with_the_same_loss)
 {
   run_tiny(4, "relayout");

@@ -77,6 +77,16 @@ Test(outside, memory_and_messages_are_as_planned_in_pieces)
   expect_stages(4, words, 3);
 }
 
+/* The kernels' workspace and the master weights are in the plan too. */
+Test(outside, memory_and_messages_are_as_planned_in_bf16)
+{
+  static const char *const words[] = {
+      "moe.ep_size=2 bf16.enabled=true",
+      "communication_data_type=bf16 comm.piece_bytes=4096"};
+
+  expect_stages(2, words, 2);
+}
+
 /* More than 1 GiB a rank, most of it in the embedding and the head. */
 Test(outside, a_large_vocabulary_is_as_planned)
 {
