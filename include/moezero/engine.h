@@ -70,8 +70,9 @@ typedef struct mz_step_result {
  * @param config  Resolved for the ranks of @p comm.
  * @param comm    Duplicated.
  * @return MZ_OK or the worst status of all ranks (the same on all): MZ_ERR_ARG
- * and MZ_ERR_CONFIG from the plan, MZ_ERR_NOMEM, MZ_ERR_MPI, what a layer
- * returned; *engine_out is NULL then.
+ * and MZ_ERR_CONFIG from the plan, MZ_ERR_CONFIG when bf16.enabled is not the
+ * declaration's element type (mz_decl_set_dtype), MZ_ERR_NOMEM, MZ_ERR_MPI,
+ * what a layer returned; *engine_out is NULL then.
  */
 mz_status_t mz_engine_create(const mz_config_t *config, const mz_decl_t *decl,
                              MPI_Comm comm, mz_engine_t **engine_out);

@@ -256,6 +256,10 @@ static mz_status_t create_plan(mz_engine_t *e, bool inference)
 {
   mz_plan_opts_t opts;
 
+  MZ_REQUIRE(mz_decl_dtype(e->decl) == (e->config->bf16 ? MZ_BF16 : MZ_F32),
+             MZ_ERR_CONFIG,
+             "bf16.enabled is %s, but the declaration's element type is %d",
+             e->config->bf16 ? "true" : "false", (int)mz_decl_dtype(e->decl));
   mz_plan_opts_from_config(e->config, mz_comm_size(e->comm),
                            mz_comm_rank(e->comm), &opts);
   opts.inference = inference;

@@ -67,6 +67,31 @@ done:
   return st;
 }
 
+/* A model of one's own that ignores bf16.enabled is refused. */
+static mz_status_t check_refusal(void)
+{
+  static const char *const given[] = {"bf16.enabled=true"};
+  mz_config_t *config = NULL;
+  mz_decl_t *decl = NULL;
+  mz_engine_t *engine = NULL;
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, tiny_config(given, 1, MPI_COMM_WORLD, &config), done);
+  MZ_TRY_GOTO(st, mz_decl_create(&decl), done);
+  st = mz_engine_create(config, decl, MPI_COMM_WORLD, &engine);
+  MZ_REQUIRE_GOTO(st == MZ_ERR_CONFIG &&
+                      strstr(mz_error_message(),
+                             "bf16.enabled is true, but the "
+                             "declaration's element type is 0"),
+                  st, done, MZ_ERR_DATA, "an fp32 declaration was not refused");
+  st = MZ_OK;
+done:
+  mz_engine_destroy(&engine);
+  mz_decl_destroy(&decl);
+  mz_config_destroy(&config);
+  return st;
+}
+
 int main(int argc, char **argv)
 {
   int provided, rank;
@@ -78,6 +103,7 @@ int main(int argc, char **argv)
   for (int i = 1; i < argc && given.num < MAX_ASSIGNMENTS; i++)
     given.words[given.num++] = argv[i];
   st = compare(&given, rank);
+  if (st == MZ_OK) st = check_refusal();
   if (st) fprintf(stderr, "rank %d: %s\n", rank, mz_error_last());
   MPI_Finalize();
   return st != MZ_OK;
