@@ -4,7 +4,7 @@
 #include "job.h"
 
 #include "base/check.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 #include "train/evaluate.h"
 #include "train/save.h"
 

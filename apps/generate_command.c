@@ -6,7 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 #include "train/generate.h"
 #include "train/save.h"
 

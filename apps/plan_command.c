@@ -4,7 +4,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 #include "train/plan_opts.h"
 
 #include <moezero/config.h>

@@ -7,7 +7,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "comm/comm.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 #include "plan/plan.h"
 #include "train/folder.h"
 #include "train/metrics.h"

@@ -3,7 +3,7 @@
  * keeps the sum, which its backward reads; the gradient of the stream is one
  * buffer that backward passes through all norms. A dense branch writes the
  * gradient of its input over that input. */
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 
 #include "base/alloc.h"
 #include "base/check.h"

@@ -11,7 +11,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 
 #include <hdf5.h>
 #include <math.h>

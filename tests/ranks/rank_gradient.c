@@ -15,7 +15,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 
 #include <math.h>
 #include <moezero/random.h>

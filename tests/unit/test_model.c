@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 #include "kernels/norm.h"
-#include "model/gpt.h"
+#include <moezero/gpt.h>
 #include "plan/decl_impl.h"
 #include "plan/plan.h"
 

@@ -1,12 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPT as one composition of the layers: embedding; a block [norm, attention,
- * norm, MLP or MoE] at a time; norm; head. The keys of the configuration mix
- * freely, so gpt2 and llama are two sets of values, not two models. */
-#ifndef MZ_MODEL_GPT_H
-#define MZ_MODEL_GPT_H
+/**
+ * @file moezero/gpt.h
+ * @brief GPT as one composition of the layers: embedding; a block [norm,
+ * attention, norm, MLP or MoE] at a time; norm; head. The keys of the
+ * configuration mix freely, so gpt2 and llama are two sets of values, not two
+ * models.
+ */
+#ifndef MZ_GPT_H
+#define MZ_GPT_H
 
 #include <moezero/config.h>
 #include <moezero/decl.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /**
  * Declares the model. Block 0 is the embedding, block l + 1 the transformer
@@ -27,4 +35,7 @@ mz_status_t mz_gpt_declare(const mz_config_values_t *config, mz_decl_t *decl);
 mz_status_t mz_gpt_declare_generation(const mz_config_values_t *config,
                                       float *logits_out, mz_decl_t *decl);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
