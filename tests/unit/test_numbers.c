@@ -28,8 +28,23 @@ static void expect_right(int ranks, const char *program, const char *name)
   expect_run(ranks, path, args);
 }
 
+Test(numbers, counts_and_losses_of_the_gate_are_the_published_ones)
+{
+  expect_right(2, "rank_numbers", "losses");
+}
+
 Test(numbers, tokens_beyond_the_capacity_get_nothing_and_give_nothing)
 {
   expect_right(1, "rank_drops", "");
   expect_right(2, "rank_drops", "");
+}
+
+Test(numbers, a_rank_without_labels_changes_neither_loss_nor_gradient)
+{
+  expect_right(2, "rank_numbers", "masked");
+}
+
+Test(numbers, training_does_not_see_evaluations)
+{
+  expect_right(2, "rank_numbers", "eval");
 }
