@@ -3,6 +3,7 @@
  *   rank_numbers losses   2 ranks: counts, balance and z-loss of fixed logits
  *   rank_numbers masked   2 ranks: one without a label, then both
  *   rank_numbers eval     2 ranks: training does not see evaluations
+ *   rank_numbers limit    3 ranks: MPI calls that take 7 elements at most
  * A last word "inline" runs without the communication thread. Exit code 0: all
  * is right. */
 #include "tiny.h"
@@ -443,6 +444,55 @@ static void case_eval(void)
     report(try_eval(stage), "evaluations, stage", stage);
 }
 
+/* --- limit --- */
+
+static mz_status_t run_limited(int ep, int stage, bool bf16, int limit,
+                               tiny_run_t *run)
+{
+  tiny_given_t g = {.num = 0};
+
+  tiny_give(&g, "moe.num_experts=6");
+  tiny_give(&g, "moe.ep_size=%d", ep);
+  tiny_give(&g, "train_batch_size=6");
+  tiny_give(&g, "train_micro_batch_size_per_gpu=1");
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
+  tiny_give(&g, "bf16.enabled=%s", bf16 ? "true" : "false");
+  tiny_give(&g, "debug.count_limit=%d", limit);
+  return MZ_TRACE(tiny_run(g.all, g.num, MPI_COMM_WORLD, 2, run));
+}
+
+static mz_status_t try_limit(int ep, int stage, bool bf16)
+{
+  tiny_run_t whole = {0}, pieces = {0};
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, run_limited(ep, stage, bf16, 0, &whole), done);
+  MZ_TRY_GOTO(st, run_limited(ep, stage, bf16, 7, &pieces), done);
+  for (int i = 0; i < whole.num_steps; i++)
+    MZ_REQUIRE_GOTO(
+        whole.loss[i] == pieces.loss[i] && whole.norm[i] == pieces.norm[i] &&
+            whole.loss[i] > 0,
+        st, done, MZ_ERR_DATA, "step %d: loss %.17g, norm %.17g, was %.17g, %g",
+        i + 1, pieces.loss[i], pieces.norm[i], whole.loss[i], whole.norm[i]);
+  MZ_REQUIRE_GOTO(same_values(&whole, &pieces) && whole.hash == pieces.hash, st,
+                  done, MZ_ERR_DATA, "the weights differ");
+done:
+  tiny_run_free(&whole);
+  tiny_run_free(&pieces);
+  return st;
+}
+
+static void case_limit(void)
+{
+  for (int stage = 0; stage < NUM_STAGES; stage++) {
+    report(try_limit(1, stage, false), "7 elements a call, stage", stage);
+    report(try_limit(3, stage, false), "7 elements a call, ep_size 3, stage",
+           stage);
+    report(try_limit(3, stage, true),
+           "7 elements a call, ep_size 3, bf16, stage", stage);
+  }
+}
+
 /* The number of ranks is part of a case. */
 static int run_case(const char *name)
 {
@@ -455,6 +505,8 @@ static int run_case(const char *name)
     case_masked();
   else if (strcmp(name, "eval") == 0 && size == 2)
     case_eval();
+  else if (strcmp(name, "limit") == 0 && size == 3)
+    case_limit();
   else
     return 2;
   return num_failed > 0;
