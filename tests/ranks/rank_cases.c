@@ -15,31 +15,12 @@
 #include "train/engine_impl.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_GIVEN = 16, NUM_STAGES = 4, VALUE = 256, TOP = TINY_VOCAB / 2 };
-
-typedef struct given {
-  char values[MAX_GIVEN][VALUE];
-  const char *all[MAX_GIVEN];
-  int num;
-} given_t;
+enum { NUM_STAGES = 4, TOP = TINY_VOCAB / 2 };
 
 static int world_rank, num_failed;
-
-__attribute__((format(printf, 2, 3))) static void give(given_t *g,
-                                                       const char *format, ...)
-{
-  va_list args;
-
-  va_start(args, format);
-  vsnprintf(g->values[g->num], VALUE, format, args);
-  va_end(args);
-  g->all[g->num] = g->values[g->num];
-  g->num++;
-}
 
 /* All ranks agree on whether a case passed. */
 static void report(mz_status_t st, const char *name, int number)
@@ -56,17 +37,17 @@ static void report(mz_status_t st, const char *name, int number)
 
 /* --- routes: ids below TOP go to expert 0, the others to expert 3 --- */
 
-static void give_routes(given_t *g)
+static void give_routes(tiny_given_t *g)
 {
-  char table[VALUE] = "";
+  char table[TINY_VALUE] = "";
   size_t at = 0;
 
   for (int i = 0; i < TINY_VOCAB; i++)
     at += (size_t)snprintf(table + at, sizeof table - at, "%s%d", i ? "," : "",
                            i < TOP ? 0 : 3);
-  give(g, "debug.route_table=[%s]", table);
-  give(g, "moe.k=1");
-  give(g, "optimizer.params.weight_decay=0");
+  tiny_give(g, "debug.route_table=[%s]", table);
+  tiny_give(g, "moe.k=1");
+  tiny_give(g, "optimizer.params.weight_decay=0");
 }
 
 /* Sample 0, of rank 0, has ids below TOP only, sample 1 the others only. */
@@ -93,13 +74,13 @@ static mz_status_t check_counts(const mz_step_result_t *r)
 /* The local mean gradient of rank 0's sequence, on one rank. */
 static mz_status_t local_grads(tiny_run_t *grads)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   mz_step_result_t result;
   tiny_t tiny;
   mz_status_t st;
 
   give_routes(&g);
-  give(&g, "train_batch_size=1");
+  tiny_give(&g, "train_batch_size=1");
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_SELF, &tiny), done);
   tiny.token = sided_token;
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
@@ -176,13 +157,13 @@ done:
 static mz_status_t try_routes(int stage, const tiny_run_t *local,
                               const double *plain, double *losses)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   tiny_t tiny;
   mz_status_t st;
 
   give_routes(&g);
-  give(&g, "train_batch_size=2");
-  give(&g, "zero_optimization.stage=%d", stage);
+  tiny_give(&g, "train_batch_size=2");
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
   tiny.token = sided_token;
   MZ_TRY_GOTO(st, walk_routes(&tiny, local, losses), done);
@@ -209,22 +190,22 @@ static void case_routes(void)
 
 /* --- ragged: 16 tokens on rank 0, 8 on rank 1; 4 places an expert --- */
 
-static void give_ragged(given_t *g, const char *lengths, int batch, int ep)
+static void give_ragged(tiny_given_t *g, const char *lengths, int batch, int ep)
 {
-  give(g, "debug.tokens_per_rank=%s", lengths);
-  give(g, "train_batch_size=%d", batch);
-  give(g, "moe.ep_size=%d", ep);
-  give(g, "moe.k=1");
-  give(g, "moe.drop_tokens=true");
-  give(g, "moe.capacity_factor=1.0");
-  give(g, "moe.eval_capacity_factor=1.0");
+  tiny_give(g, "debug.tokens_per_rank=%s", lengths);
+  tiny_give(g, "train_batch_size=%d", batch);
+  tiny_give(g, "moe.ep_size=%d", ep);
+  tiny_give(g, "moe.k=1");
+  tiny_give(g, "moe.drop_tokens=true");
+  tiny_give(g, "moe.capacity_factor=1.0");
+  tiny_give(g, "moe.eval_capacity_factor=1.0");
 }
 
 /* What one rank computes of a sample with the capacity that both have: 4 by
  * min_capacity where its own tokens would give less. */
 static mz_status_t lone_loss(int64_t sample, int tokens, double *sum_out)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   char lengths[16];
   mz_step_result_t result;
   tiny_t tiny;
@@ -232,7 +213,7 @@ static mz_status_t lone_loss(int64_t sample, int tokens, double *sum_out)
 
   snprintf(lengths, sizeof lengths, "[%d]", tokens);
   give_ragged(&g, lengths, 1, 1);
-  give(&g, "moe.min_capacity=4");
+  tiny_give(&g, "moe.min_capacity=4");
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_SELF, &tiny), done);
   tiny.first_sample = sample;
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
@@ -275,7 +256,7 @@ static mz_status_t check_ragged(const mz_step_result_t *r, double expected)
 
 static mz_status_t try_ragged(int stage, double expected)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   mz_step_result_t result;
   tiny_t tiny;
   double sum;
@@ -283,8 +264,8 @@ static mz_status_t try_ragged(int stage, double expected)
   mz_status_t st;
 
   give_ragged(&g, "[16,8]", 2, 2);
-  give(&g, "moe.min_capacity=0");
-  give(&g, "zero_optimization.stage=%d", stage);
+  tiny_give(&g, "moe.min_capacity=0");
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
   MZ_TRY_GOTO(st, check_capacity(&tiny), done);
@@ -327,15 +308,15 @@ static mz_status_t write_norms(const char *path)
 
 static mz_status_t try_norm(int stage, const char *path)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   mz_step_result_t result;
   tiny_run_t after = {0};
   tiny_t tiny;
   mz_status_t st;
 
-  give(&g, "debug.inject_grads=\"%s\"", path);
-  give(&g, "zero_optimization.stage=%d", stage);
-  give(&g, "moe.ep_size=2");
+  tiny_give(&g, "debug.inject_grads=\"%s\"", path);
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
+  tiny_give(&g, "moe.ep_size=2");
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
   MZ_REQUIRE_GOTO(fabs(result.grad_norm - 5) <= 1e-5 && !result.skipped, st,
@@ -402,14 +383,14 @@ static mz_status_t check_statistics(const tiny_t *tiny,
 static mz_status_t step_once(const division_t *d, MPI_Comm comm, int ep,
                              mz_step_result_t *result)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   tiny_t tiny;
   mz_status_t st;
 
-  give(&g, "moe.num_experts=%s", d->experts);
-  give(&g, "moe.ep_size=%d", ep);
-  give(&g, "train_batch_size=%d", d->ranks);
-  if (d->more) give(&g, "%s", d->more);
+  tiny_give(&g, "moe.num_experts=%s", d->experts);
+  tiny_give(&g, "moe.ep_size=%d", ep);
+  tiny_give(&g, "train_batch_size=%d", d->ranks);
+  if (d->more) tiny_give(&g, "%s", d->more);
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, comm, &tiny), done);
   MZ_TRY_GOTO(st, tiny_step(&tiny, result), done);
   if (d->more) MZ_TRY_GOTO(st, check_statistics(&tiny, result), done);
@@ -431,13 +412,13 @@ static mz_status_t try_valid(const division_t *d, MPI_Comm comm)
 
 static mz_status_t try_invalid(const division_t *d, MPI_Comm comm)
 {
-  given_t g = {.num = 0};
+  tiny_given_t g = {.num = 0};
   tiny_t tiny;
   mz_status_t st;
 
-  give(&g, "moe.num_experts=%s", d->experts);
-  give(&g, "moe.ep_size=%d", d->ep);
-  give(&g, "train_batch_size=%d", d->ranks);
+  tiny_give(&g, "moe.num_experts=%s", d->experts);
+  tiny_give(&g, "moe.ep_size=%d", d->ep);
+  tiny_give(&g, "train_batch_size=%d", d->ranks);
   st = tiny_create(g.all, g.num, comm, &tiny);
   tiny_destroy(&tiny);
   MZ_REQUIRE(st == MZ_ERR_CONFIG && strstr(mz_error_message(), d->more),

@@ -7,6 +7,8 @@
 
 #include <math.h>
 #include <moezero/random.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,6 +27,17 @@ static const char text[] =
 enum { MAX_ASSIGNMENTS = 64 };
 
 bool tiny_inline;
+
+void tiny_give(tiny_given_t *given, const char *format, ...)
+{
+  va_list args;
+
+  va_start(args, format);
+  vsnprintf(given->values[given->num], TINY_VALUE, format, args);
+  va_end(args);
+  given->all[given->num] = given->values[given->num];
+  given->num++;
+}
 
 mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
                         mz_config_t **config_out)

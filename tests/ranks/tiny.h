@@ -7,7 +7,23 @@
 #include <moezero/config.h>
 #include <moezero/engine.h>
 
-enum { TINY_SEQUENCE = 16, TINY_VOCAB = 64, TINY_MAX_BATCH = 64 };
+enum {
+  TINY_SEQUENCE = 16,
+  TINY_VOCAB = 64,
+  TINY_MAX_BATCH = 64,
+  TINY_MAX_GIVEN = 16,
+  TINY_VALUE = 256
+};
+
+/* Assignments that a case puts together. */
+typedef struct tiny_given {
+  char values[TINY_MAX_GIVEN][TINY_VALUE];
+  const char *all[TINY_MAX_GIVEN];
+  int num;
+} tiny_given_t;
+
+void tiny_give(tiny_given_t *given, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* What a run leaves behind. */
 typedef struct tiny_run {
