@@ -19,7 +19,7 @@ static void copy_row(float *dst, const float *src, int64_t width)
   memcpy(dst, src, (size_t)width * sizeof *dst);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_row(float *restrict dst, const float *restrict src,
                     int64_t width)
 {
@@ -27,7 +27,7 @@ static void add_row(float *restrict dst, const float *restrict src,
     dst[c] += src[c];
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_scaled_row(float *restrict dst, const float *restrict src,
                            float scale, int64_t width)
 {
@@ -36,14 +36,14 @@ static void add_scaled_row(float *restrict dst, const float *restrict src,
 }
 
 /* src and dst may be the same row. */
-MZ_CPU_CLONES
+MZ_CLONES
 static void scale_row(float *dst, const float *src, float scale, int64_t width)
 {
   for (int64_t c = 0; c < width; c++)
     dst[c] = scale * src[c];
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static float dot_rows(const float *restrict a, const float *restrict b,
                       int64_t width)
 {

@@ -80,7 +80,7 @@ static inline float from_f16(uint16_t half)
   return float_of((uint32_t)(half & 0x8000u) << 16 | finite | special);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void narrow_bf16(uint16_t *restrict dst, const float *restrict src,
                         int64_t n)
 {
@@ -88,7 +88,7 @@ static void narrow_bf16(uint16_t *restrict dst, const float *restrict src,
     dst[i] = to_bf16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void narrow_f16(uint16_t *restrict dst, const float *restrict src,
                        int64_t n)
 {
@@ -96,7 +96,7 @@ static void narrow_f16(uint16_t *restrict dst, const float *restrict src,
     dst[i] = to_f16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void widen_bf16(float *restrict dst, const uint16_t *restrict src,
                        int64_t n)
 {
@@ -104,7 +104,7 @@ static void widen_bf16(float *restrict dst, const uint16_t *restrict src,
     dst[i] = from_bf16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void widen_f16(float *restrict dst, const uint16_t *restrict src,
                       int64_t n)
 {
@@ -169,7 +169,7 @@ static adamw_step_t adamw_step(const mz_adamw_t *a)
   return s;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void adamw_range(const adamw_step_t *step, int64_t n, float *restrict w,
                         float *restrict m, float *restrict v,
                         const float *restrict grad)
@@ -209,7 +209,7 @@ mz_status_t mz_k_adamw_cpu(const mz_kernels_t *kernels, const mz_adamw_t *a,
   return MZ_OK;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_range(float *restrict sum, const float *restrict x, int64_t n)
 {
   for (int64_t i = 0; i < n; i++)
@@ -253,7 +253,7 @@ mz_status_t mz_k_reduce_ranks_cpu(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static double squares_of(const float *x, int64_t n)
 {
   double lane[LANES] = {0}, sum = 0.0;
