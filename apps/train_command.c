@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "checkpoint/disk.h"
 #include "comm/comm.h"
 #include "model/gpt.h"
 #include "plan/plan.h"
@@ -15,13 +16,13 @@
 #include "train/save.h"
 
 #include <limits.h>
+#include <moezero/checkpoint.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct training {
   job_t job;
@@ -95,16 +96,21 @@ static void note(void *ctx, const char *line)
   if (t->job.rank == 0 && !t->job.options->json) say(NULL, line);
 }
 
-/* The checkpoint to resume from, as rank 0 sees it; "": there is none yet. */
+/* The checkpoint to resume from, as rank 0 sees it; "": there is none yet. A
+ * run that was killed between the rename of a step and that of `latest` left a
+ * newer step than `latest` names: it is complete, so it counts. */
 static mz_status_t find_resume(training_t *t, char path[PATH_MAX])
 {
-  char latest[PATH_MAX + 8];
+  int64_t newest = -1;
+  mz_status_t st = MZ_OK;
 
-  snprintf(path, PATH_MAX, "%s", t->job.options->resume);
-  if (strcmp(path, "auto") != 0) return MZ_OK;
-  snprintf(path, PATH_MAX, "%s", t->save_dir);
-  snprintf(latest, sizeof latest, "%s/latest", path);
-  if (access(latest, F_OK) != 0) path[0] = '\0';
+  if (strcmp(t->job.options->resume, "auto") != 0)
+    return MZ_TRACE(mz_disk_path(path, "%s", t->job.options->resume));
+  path[0] = '\0';
+  if (t->job.rank == 0) newest = mz_ckpt_newest(t->save_dir);
+  if (newest >= 0)
+    st = mz_disk_path(path, "%s/global_step%" PRId64, t->save_dir, newest);
+  MZ_TRY(mz_comm_agree(t->job.control, st));
   return MZ_TRACE(mz_comm_broadcast(t->job.control, path, PATH_MAX, 0));
 }
 
