@@ -312,6 +312,18 @@ Test(cli, resume_auto_takes_the_newest_step_whatever_latest_names)
   expect_words("step 5/5");
 }
 
+/* MPI_THREAD_SERIALIZED: the main thread and the communication thread take
+ * turns, also before the first step, in a save and at the end. */
+Test(cli, one_thread_at_a_time_is_in_mpi)
+{
+  cr_assert_eq(
+      setenv("LD_PRELOAD", MZ_BUILD_ROOT "/tests/outside/libthreadwatch.so", 1),
+      0);
+  train_and_save(2, "--resume auto");
+  cr_assert_eq(train(2, "--resume auto --steps 5"), 0, "%s", output);
+  cr_assert_null(strstr(output, "threadwatch"), "%s", output);
+}
+
 Test(cli, saved_steps_are_not_overwritten)
 {
   train_and_save(1, "");
