@@ -4,8 +4,11 @@
  * @brief The engine: allocates what the plan says once, then walks it.
  *
  * MPI_Init_thread has been called by the application, with at least
- * MPI_THREAD_SERIALIZED when comm.thread is on. All functions are collective on
- * the communicator unless said otherwise, with the same arguments on all ranks.
+ * MPI_THREAD_SERIALIZED when comm.thread is on. While an engine exists its
+ * communication thread may call MPI at any time: an application that makes MPI
+ * calls of its own meanwhile needs MPI_THREAD_MULTIPLE. All functions are
+ * collective on the communicator unless said otherwise, with the same arguments
+ * on all ranks.
  */
 #ifndef MZ_ENGINE_H
 #define MZ_ENGINE_H
