@@ -13,12 +13,17 @@
 
 enum { MAX_EXTRA = 8 };
 
+mz_comm_t *job_comm(const job_t *job)
+{
+  return job->engine ? mz_engine_comm(job->engine) : job->control;
+}
+
 mz_status_t job_settle(const job_t *job, mz_status_t status)
 {
   int64_t low, high;
 
-  MZ_TRY(mz_comm_min_max(job->control, status, &low, &high));
-  return low == high ? status : mz_comm_agree(job->control, status);
+  MZ_TRY(mz_comm_min_max(job_comm(job), status, &low, &high));
+  return low == high ? status : mz_comm_agree(job_comm(job), status);
 }
 
 /* A program built against another MPI than srun's comes up as N single ranks,
@@ -129,7 +134,7 @@ mz_status_t job_compare(const job_t *job, const char *what, int64_t samples)
 {
   int64_t low, high;
 
-  MZ_TRY(mz_comm_min_max(job->control, samples, &low, &high));
+  MZ_TRY(mz_comm_min_max(job_comm(job), samples, &low, &high));
   MZ_REQUIRE(low == high, MZ_ERR_DATA,
              "%s has %" PRId64 " samples on one rank and %" PRId64
              " on another: the files differ",

@@ -15,7 +15,7 @@
 typedef struct job {
   const options_t *options;
   int rank, size;
-  mz_comm_t *control; /* of what happens before and around the engine */
+  mz_comm_t *control; /* of what happens before the engine: see job_comm */
   mz_config_t *config;
   mz_decl_t *decl;
   mz_feed_t *feed; /* NULL: the command reads no data */
@@ -24,6 +24,13 @@ typedef struct job {
 
 /** Fills a job that is all zero. Collective. */
 mz_status_t job_create(const options_t *options, job_t *job);
+
+/**
+ * What to tell the other ranks by. Once there is an engine it is the engine's:
+ * the engine's communication thread calls MPI, and MPI_THREAD_SERIALIZED allows
+ * no second thread beside it.
+ */
+mz_comm_t *job_comm(const job_t *job);
 
 /** Ends what job_create began: prints @p status where it is an error, calls
  * MPI_Abort if other ranks would wait for ever. @return the exit code. */

@@ -7,6 +7,7 @@
 #include "plan/plan.h"
 
 #include <jansson.h>
+#include <limits.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -57,16 +58,16 @@ static void print_plan(const mz_plan_t *plan, int64_t baseline)
  * turns there. Ranks that are not bound have a thread for each processor,
  * unless OMP_NUM_THREADS is set. */
 static mz_status_t check_processors(const mz_config_values_t *c,
-                                    mz_comm_t *control, bool speak)
+                                    mz_comm_t *comm, bool speak)
 {
   int threads = omp_get_max_threads();
-  int wanted = threads + (c->comm.thread && mz_comm_size(control) > 1);
+  int wanted = threads + (c->comm.thread && mz_comm_size(comm) > 1);
   int64_t missing, fewest, most;
   cpu_set_t set;
 
   if (sched_getaffinity(0, sizeof set, &set) != 0) return MZ_OK;
   missing = wanted - CPU_COUNT(&set);
-  MZ_TRY(mz_comm_min_max(control, missing, &fewest, &most));
+  MZ_TRY(mz_comm_min_max(comm, missing, &fewest, &most));
   if (most <= 0 || !speak) return MZ_OK;
   if (wanted - most >= sysconf(_SC_NPROCESSORS_ONLN))
     fprintf(stderr,
@@ -84,11 +85,11 @@ static mz_status_t check_processors(const mz_config_values_t *c,
 }
 
 mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
-                         mz_engine_t *engine, mz_comm_t *control, bool speak)
+                         mz_engine_t *engine, mz_comm_t *comm, bool speak)
 {
   const mz_config_values_t *c = mz_config_values(config);
 
-  speak = speak && mz_comm_rank(control) == 0;
+  speak = speak && mz_comm_rank(comm) == 0;
   if (speak) {
     for (int i = 0; i < mz_config_num_notes(config); i++)
       printf("note: %s\n", mz_config_note(config, i));
@@ -96,7 +97,7 @@ mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
     print_plan(mz_engine_plan(engine), mz_engine_baseline_bytes(engine));
     fflush(stdout);
   }
-  return MZ_TRACE(check_processors(c, control, speak));
+  return MZ_TRACE(check_processors(c, comm, speak));
 }
 
 void report_layers(const mz_decl_t *decl, int64_t num_tokens,
@@ -117,17 +118,16 @@ void report_layers(const mz_decl_t *decl, int64_t num_tokens,
 /* --- config.json --- */
 
 /* Appends to the list. */
-static mz_status_t gather_hosts(mz_comm_t *control, json_t *hosts)
+static mz_status_t gather_hosts(mz_comm_t *comm, json_t *hosts)
 {
-  int size = mz_comm_size(control), bytes;
-  char name[MPI_MAX_PROCESSOR_NAME];
+  char name[HOST_NAME_MAX + 1] = "";
 
-  MPI_Get_processor_name(name, &bytes);
-  for (int r = 0; r < size; r++) {
-    char host[MPI_MAX_PROCESSOR_NAME];
+  gethostname(name, sizeof name - 1);
+  for (int r = 0; r < mz_comm_size(comm); r++) {
+    char host[sizeof name];
 
     memcpy(host, name, sizeof host);
-    MZ_TRY(mz_comm_broadcast(control, host, sizeof host, r));
+    MZ_TRY(mz_comm_broadcast(comm, host, sizeof host, r));
     json_array_append_new(hosts, json_string(host));
   }
   return MZ_OK;
@@ -143,7 +143,7 @@ static json_t *versions(void)
                    "jansson", JANSSON_VERSION, "compiler", __VERSION__);
 }
 
-mz_status_t report_record(const mz_config_t *config, mz_comm_t *control,
+mz_status_t report_record(const mz_config_t *config, mz_comm_t *comm,
                           char **text_out)
 {
   const char *job = getenv("SLURM_JOB_ID");
@@ -152,9 +152,9 @@ mz_status_t report_record(const mz_config_t *config, mz_comm_t *control,
   mz_status_t st;
 
   *text_out = NULL;
-  MZ_TRY_GOTO(st, gather_hosts(control, hosts), done);
+  MZ_TRY_GOTO(st, gather_hosts(comm, hosts), done);
   MZ_TRY_GOTO(st, mz_config_to_json(config, &text), done);
-  if (mz_comm_rank(control) > 0) goto done;
+  if (mz_comm_rank(comm) > 0) goto done;
   json = json_loads(text, 0, NULL);
   run = json_pack("{s:O, s:s, s:o}", "hosts", hosts, "job", job ? job : "",
                   "versions", versions());

@@ -14,7 +14,7 @@
  * processors that ranks may use. Collective.
  */
 mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
-                         mz_engine_t *engine, mz_comm_t *control, bool speak);
+                         mz_engine_t *engine, mz_comm_t *comm, bool speak);
 
 /** One line a layer. Not collective. */
 void report_layers(const mz_decl_t *decl, int64_t num_tokens,
@@ -25,7 +25,7 @@ void report_layers(const mz_decl_t *decl, int64_t num_tokens,
  * job's id and the versions. Collective.
  * @param[out] text_out  On rank 0, NULL elsewhere; free with mz_free.
  */
-mz_status_t report_record(const mz_config_t *config, mz_comm_t *control,
+mz_status_t report_record(const mz_config_t *config, mz_comm_t *comm,
                           char **text_out);
 
 #endif

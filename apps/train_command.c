@@ -6,6 +6,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "checkpoint/disk.h"
 #include "comm/comm.h"
 #include <moezero/gpt.h>
 #include "plan/plan.h"
@@ -15,13 +16,13 @@
 #include "train/save.h"
 
 #include <limits.h>
+#include <moezero/checkpoint.h>
 #include <mpi.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 typedef struct training {
   job_t job;
@@ -53,17 +54,17 @@ static mz_status_t open_folder(training_t *t)
 
   if (!t->job.options->out) {
     if (t->job.rank == 0) mz_folder_name(path, sizeof path);
-    MZ_TRY(mz_comm_broadcast(t->job.control, path, sizeof path, 0));
+    MZ_TRY(mz_comm_broadcast(job_comm(&t->job), path, sizeof path, 0));
   } else {
     MZ_REQUIRE(strlen(t->job.options->out) < sizeof path, MZ_ERR_CONFIG,
                "--out: a path of %zu bytes", strlen(t->job.options->out));
     snprintf(path, sizeof path, "%s", t->job.options->out);
   }
   if (t->job.rank == 0) st = mz_folder_open(path, 0, metrics, keep, &t->folder);
-  MZ_TRY(mz_comm_agree(t->job.control, st));
+  MZ_TRY(mz_comm_agree(job_comm(&t->job), st));
   if (t->job.rank > 0)
     st = mz_folder_open(path, t->job.rank, metrics, keep, &t->folder);
-  MZ_TRY(mz_comm_agree(t->job.control, st));
+  MZ_TRY(mz_comm_agree(job_comm(&t->job), st));
   mz_feed_set_log(t->job.feed, t->folder.log);
   return MZ_OK;
 }
@@ -72,12 +73,12 @@ static mz_status_t write_record(const training_t *t)
 {
   char *text = NULL;
   mz_status_t st =
-      report_record(t->job.config, t->job.control, &text); /* collective */
+      report_record(t->job.config, job_comm(&t->job), &text); /* collective */
 
   if (st == MZ_OK && t->job.rank == 0)
     st = mz_folder_write(&t->folder, "config.json", text);
   mz_free(text);
-  return MZ_TRACE(mz_comm_agree(t->job.control, st));
+  return MZ_TRACE(mz_comm_agree(job_comm(&t->job), st));
 }
 
 static void say(void *ctx, const char *line)
@@ -95,17 +96,22 @@ static void note(void *ctx, const char *line)
   if (t->job.rank == 0 && !t->job.options->json) say(NULL, line);
 }
 
-/* The checkpoint to resume from, as rank 0 sees it; "": there is none yet. */
+/* The checkpoint to resume from, as rank 0 sees it; "": there is none yet. A
+ * run that was killed between the rename of a step and that of `latest` left a
+ * newer step than `latest` names: it is complete, so it counts. */
 static mz_status_t find_resume(training_t *t, char path[PATH_MAX])
 {
-  char latest[PATH_MAX + 8];
+  int64_t newest = -1;
+  mz_status_t st = MZ_OK;
 
-  snprintf(path, PATH_MAX, "%s", t->job.options->resume);
-  if (strcmp(path, "auto") != 0) return MZ_OK;
-  snprintf(path, PATH_MAX, "%s", t->save_dir);
-  snprintf(latest, sizeof latest, "%s/latest", path);
-  if (access(latest, F_OK) != 0) path[0] = '\0';
-  return MZ_TRACE(mz_comm_broadcast(t->job.control, path, PATH_MAX, 0));
+  if (strcmp(t->job.options->resume, "auto") != 0)
+    return MZ_TRACE(mz_disk_path(path, "%s", t->job.options->resume));
+  path[0] = '\0';
+  if (t->job.rank == 0) newest = mz_ckpt_newest(t->save_dir);
+  if (newest >= 0)
+    st = mz_disk_path(path, "%s/global_step%" PRId64, t->save_dir, newest);
+  MZ_TRY(mz_comm_agree(job_comm(&t->job), st));
+  return MZ_TRACE(mz_comm_broadcast(job_comm(&t->job), path, PATH_MAX, 0));
 }
 
 static mz_status_t resume(training_t *t)
@@ -125,7 +131,7 @@ static mz_status_t resume(training_t *t)
              t->save_dir);
   note(t, line);
   if (t->folder.metrics) st = mz_metrics_cut(t->folder.metrics, step);
-  return MZ_TRACE(mz_comm_agree(t->job.control, st));
+  return MZ_TRACE(mz_comm_agree(job_comm(&t->job), st));
 }
 
 /* Where the run begins, and where its saves go. */
@@ -182,6 +188,25 @@ static void *tell_positions(void *comm)
   return NULL;
 }
 
+/* No rank trains where one cannot tell where it stands. */
+static mz_status_t train_watched(training_t *t)
+{
+  pthread_t positions;
+  bool started = pthread_create(&positions, NULL, tell_positions,
+                                mz_engine_comm(t->job.engine)) == 0;
+  mz_status_t st = MZ_OK;
+
+  if (!started)
+    st = MZ_ERROR(MZ_ERR_NOMEM, "cannot start a thread for SIGUSR2");
+  st = job_settle(&t->job, st);
+  if (st == MZ_OK) st = train(t);
+  if (started) {
+    pthread_cancel(positions);
+    pthread_join(positions, NULL);
+  }
+  return MZ_TRACE(st);
+}
+
 static mz_status_t start_up(job_t *job)
 {
   MZ_TRY(job_read_config(job, NULL, 0));
@@ -189,7 +214,7 @@ static mz_status_t start_up(job_t *job)
   MZ_TRY(open_data(job));
   MZ_TRY(
       mz_engine_create(job->config, job->decl, MPI_COMM_WORLD, &job->engine));
-  MZ_TRY(report_start(job->config, job->decl, job->engine, job->control,
+  MZ_TRY(report_start(job->config, job->decl, job->engine, job_comm(job),
                       !job->options->json));
   return MZ_OK;
 }
@@ -197,8 +222,6 @@ static mz_status_t start_up(job_t *job)
 static mz_status_t run(training_t *t)
 {
   job_t *job = &t->job;
-  pthread_t positions;
-  mz_status_t st;
 
   MZ_TRY(start_up(job));
   if (job->options->command == COMMAND_CHECK) {
@@ -211,13 +234,7 @@ static mz_status_t run(training_t *t)
   MZ_TRY(open_folder(t));
   MZ_TRY(set_state(t));
   MZ_TRY(write_record(t));
-  MZ_REQUIRE(pthread_create(&positions, NULL, tell_positions,
-                            mz_engine_comm(job->engine)) == 0,
-             MZ_ERR_NOMEM, "cannot start a thread for SIGUSR2");
-  st = train(t);
-  pthread_cancel(positions);
-  pthread_join(positions, NULL);
-  return st;
+  return MZ_TRACE(train_watched(t));
 }
 
 int command_train(const options_t *options)

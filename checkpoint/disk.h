@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Folders and files of checkpoints. What is made is on disk when the call
- * returns. Errors: MZ_ERR_IO with the path and the system's reason. Nothing
- * here is collective.
+ * Folders and files, of checkpoints and of a run. Errors: MZ_ERR_IO with the
+ * path and the system's reason. Nothing here is collective.
  */
 #ifndef MZ_CHECKPOINT_DISK_H
 #define MZ_CHECKPOINT_DISK_H

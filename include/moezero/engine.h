@@ -4,8 +4,11 @@
  * @brief The engine: allocates what the plan says once, then walks it.
  *
  * MPI_Init_thread has been called by the application, with at least
- * MPI_THREAD_SERIALIZED when comm.thread is on. All functions are collective on
- * the communicator unless said otherwise, with the same arguments on all ranks.
+ * MPI_THREAD_SERIALIZED when comm.thread is on. While an engine exists its
+ * communication thread may call MPI at any time: an application that makes MPI
+ * calls of its own meanwhile needs MPI_THREAD_MULTIPLE. All functions are
+ * collective on the communicator unless said otherwise, with the same arguments
+ * on all ranks.
  */
 #ifndef MZ_ENGINE_H
 #define MZ_ENGINE_H
@@ -109,14 +112,13 @@ mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
                            double *loss_sum_out, int64_t *labels_out);
 
 /** A hash of the bits of all parameters that does not depend on the layout.
- * Collective. @return MZ_OK, MZ_ERR_NOMEM, MZ_ERR_PEER, MZ_ERR_MPI. */
+ * Collective. @return MZ_OK, MZ_ERR_PEER, MZ_ERR_MPI. */
 mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out);
 
 /**
  * Gathers one whole tensor, fp32, on every rank. Collective; not in a step.
  * @param[out] values_out  [elements] host memory of the caller.
- * @return MZ_OK, MZ_ERR_ARG (no such tensor), MZ_ERR_NOMEM, MZ_ERR_PEER,
- * MZ_ERR_MPI.
+ * @return MZ_OK, MZ_ERR_ARG (no such tensor), MZ_ERR_PEER, MZ_ERR_MPI.
  */
 mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
                            mz_tensor_part_t part, float *values_out);

@@ -69,7 +69,7 @@ static inline float from_f16(uint16_t half)
   return float_of((uint32_t)(half & 0x8000u) << 16 | finite | special);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void narrow_bf16(uint16_t *restrict dst, const float *restrict src,
                         int64_t n)
 {
@@ -77,7 +77,7 @@ static void narrow_bf16(uint16_t *restrict dst, const float *restrict src,
     dst[i] = to_bf16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void narrow_f16(uint16_t *restrict dst, const float *restrict src,
                        int64_t n)
 {
@@ -85,7 +85,7 @@ static void narrow_f16(uint16_t *restrict dst, const float *restrict src,
     dst[i] = to_f16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void widen_bf16(float *restrict dst, const uint16_t *restrict src,
                        int64_t n)
 {
@@ -93,7 +93,7 @@ static void widen_bf16(float *restrict dst, const uint16_t *restrict src,
     dst[i] = from_bf16(src[i]);
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void widen_f16(float *restrict dst, const uint16_t *restrict src,
                       int64_t n)
 {

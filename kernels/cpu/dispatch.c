@@ -20,7 +20,7 @@ enum { COLUMNS = 256 };
  * not depend on the width of the machine's vectors. */
 enum { LANES = 16 };
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_scaled_row(float *restrict dst, const float *restrict src,
                            float factor, int64_t n)
 {
@@ -28,14 +28,14 @@ static void add_scaled_row(float *restrict dst, const float *restrict src,
     dst[c] += factor * src[c];
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_row(float *restrict dst, const float *restrict src, int64_t n)
 {
   for (int64_t c = 0; c < n; c++)
     dst[c] += src[c];
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void scale_row(float *restrict dst, const float *restrict src,
                       float factor, int64_t n)
 {
@@ -43,7 +43,7 @@ static void scale_row(float *restrict dst, const float *restrict src,
     dst[c] = factor * src[c];
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_products(float *restrict lane, const float *restrict a,
                          const float *restrict b, int64_t n)
 {

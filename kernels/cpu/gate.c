@@ -376,7 +376,7 @@ static void add_weight_grad(const mz_gate_grad_t *a, int64_t t, float *dgate)
 }
 
 /* d of the logits of token t: dz = g (dg - <g, dg>) + z_scale 2 lse g. */
-MZ_CPU_CLONES
+MZ_CLONES
 static void softmax_grad(const mz_gate_grad_t *a, int64_t t, float *dlogit)
 {
   const mz_gate_t *f = &a->forward;

@@ -46,7 +46,7 @@ static adamw_step_t adamw_step(const mz_adamw_t *a)
   return s;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void adamw_range(const adamw_step_t *step, int64_t n, float *restrict w,
                         float *restrict m, float *restrict v,
                         const float *restrict grad)
@@ -86,7 +86,7 @@ mz_status_t mz_k_adamw_cpu(const mz_kernels_t *kernels, const mz_adamw_t *a,
   return MZ_OK;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static void add_range(float *restrict sum, const float *restrict x, int64_t n)
 {
   for (int64_t i = 0; i < n; i++)
@@ -130,7 +130,7 @@ mz_status_t mz_k_reduce_ranks_cpu(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-MZ_CPU_CLONES
+MZ_CLONES
 static double squares_of(const float *x, int64_t n)
 {
   double lane[LANES] = {0}, sum = 0.0;

@@ -1,32 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the elementwise loops share: one loop compiled for several instruction
- * sets and chosen when the program starts, and an exponential that
- * vectorises. */
+/* What the elementwise loops share: an exponential that vectorises inside of
+ * functions marked MZ_CLONES. */
 #ifndef MZ_KERNELS_CPU_SIMD_H
 #define MZ_KERNELS_CPU_SIMD_H
+
+#include "kernels/cpu/clones.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define MZ_NO_CLONES_ 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define MZ_NO_CLONES_ 1
-#endif
-
-/* A function marked MZ_CLONES is compiled for AVX-512, AVX2 and the base
- * instruction set. The choice runs before ThreadSanitizer is ready, which
- * would crash there. It does not reach into OpenMP regions, which compilers
- * outline into functions of their own: the region calls the marked function. */
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(MZ_NO_CLONES_)
-#define MZ_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define MZ_CLONES
-#endif
 
 /* Unoptimised and sanitized builds do not vectorise; that is no mistake. */
 #ifdef __clang__

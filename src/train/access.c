@@ -2,7 +2,6 @@
 /* Whole tensors, from and to the shards that the ranks own. */
 #include "train/engine_impl.h"
 
-#include "base/alloc.h"
 #include "base/check.h"
 
 #include <string.h>
@@ -16,9 +15,10 @@ static const mz_segment_t *find_segment(const mz_engine_t *e, mz_share_t share,
   return NULL;
 }
 
+/* Elements of @p bytes; no rank's block ends behind @p end. */
 static mz_status_t gather(mz_engine_t *e, size_t bytes, const void *send,
                           int64_t count, void *recv, const int64_t *counts,
-                          const int64_t *displs)
+                          const int64_t *displs, int64_t end)
 {
   mz_msg_t msg = {.kind = MZ_MSG_GATHER,
                   .group = 0,
@@ -27,7 +27,8 @@ static mz_status_t gather(mz_engine_t *e, size_t bytes, const void *send,
                   .recv = recv,
                   .send_count = count,
                   .recv_counts = counts,
-                  .recv_displs = displs};
+                  .recv_displs = displs,
+                  .bound = end};
   mz_ticket_t ticket;
 
   MZ_TRY(mz_comm_post(e->comm, MZ_LANE_EXCHANGE, &msg, &ticket));
@@ -52,32 +53,24 @@ mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
   const mz_segment_t *s = find_segment(engine, MZ_SHARE_OWNED, tensor);
   int world = engine->plan->opts.world_size;
   int64_t mine[2] = {s ? s->tensor_offset : 0, s ? s->length : 0};
-  int64_t *all = NULL, *counts = NULL;
-  mz_status_t st;
+  int64_t *all = engine->extents, *counts = all + 2 * world;
+  int64_t *displs = counts + world;
 
   MZ_TRY(check_access(engine, tensor, part));
-  MZ_TRY_GOTO(st, mz_new(2 * (int64_t)world, "extents", &all), done);
-  MZ_TRY_GOTO(st, mz_new(4 * (int64_t)world, "counts", &counts), done);
   for (int r = 0; r < world; r++) {
     counts[r] = 2;
-    counts[world + r] = 2 * r;
+    displs[r] = 2 * r;
   }
-  MZ_TRY_GOTO(st, gather(engine, 8, mine, 2, all, counts, counts + world),
-              done);
+  MZ_TRY(gather(engine, 8, mine, 2, all, counts, displs, 2 * (int64_t)world));
   for (int r = 0; r < world; r++) {
-    counts[2 * world + r] = all[2 * r + 1];
-    counts[3 * world + r] = all[2 * r];
+    displs[r] = all[2 * r];
+    counts[r] = all[2 * r + 1];
   }
-  MZ_TRY_GOTO(st,
-              gather(engine, sizeof(float),
-                     s ? mz_zero_segment(engine->zero, s, part) : values_out,
-                     mine[1], values_out, counts + 2 * world,
-                     counts + 3 * world),
-              done);
-done:
-  mz_free(all);
-  mz_free(counts);
-  return st;
+  return MZ_TRACE(
+      gather(engine, sizeof(float),
+             s ? mz_zero_segment(engine->zero, s, part) : values_out, mine[1],
+             values_out, counts, displs,
+             mz_decl_tensor_elements(engine->decl, tensor)));
 }
 
 void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
@@ -111,9 +104,8 @@ static uint64_t mix(uint64_t x)
 mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out)
 {
   int world = engine->plan->opts.world_size;
-  uint64_t own = 0, *all = NULL;
-  int64_t *counts = NULL;
-  mz_status_t st;
+  int64_t *all = engine->extents, *counts = all + 2 * world;
+  uint64_t own = 0;
 
   for (int32_t i = 0; i < engine->plan->num_segments[MZ_SHARE_OWNED]; i++) {
     const mz_segment_t *s = &engine->plan->segments[MZ_SHARE_OWNED][i];
@@ -126,19 +118,13 @@ mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out)
       own += mix(mix(base + (uint64_t)(s->tensor_offset + j)) + bits);
     }
   }
-  MZ_TRY_GOTO(st, mz_new(world, "hashes", &all), done);
-  MZ_TRY_GOTO(st, mz_new(2 * (int64_t)world, "counts", &counts), done);
   for (int r = 0; r < world; r++) {
     counts[r] = 1;
     counts[world + r] = r;
   }
-  MZ_TRY_GOTO(st, gather(engine, 8, &own, 1, all, counts, counts + world),
-              done);
+  MZ_TRY(gather(engine, 8, &own, 1, all, counts, counts + world, world));
   *hash_out = 0;
   for (int r = 0; r < world; r++)
-    *hash_out += all[r];
-done:
-  mz_free(all);
-  mz_free(counts);
-  return st;
+    *hash_out += (uint64_t)all[r];
+  return MZ_OK;
 }

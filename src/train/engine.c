@@ -263,12 +263,12 @@ static mz_status_t create_plan(mz_engine_t *e, bool inference)
   mz_plan_opts_from_config(e->config, mz_comm_size(e->comm),
                            mz_comm_rank(e->comm), &opts);
   opts.inference = inference;
-  return MZ_TRACE(mz_plan_create(e->decl, &opts, &e->plan));
+  MZ_TRY(mz_plan_create(e->decl, &opts, &e->plan));
+  return MZ_TRACE(mz_new(e->plan->num_groups, "groups", &e->comm_groups));
 }
 
 static mz_status_t create_groups(mz_engine_t *e)
 {
-  MZ_TRY(mz_new(e->plan->num_groups, "groups", &e->comm_groups));
   for (int32_t i = 1; i < e->plan->num_groups; i++) {
     const mz_group_t *g = &e->plan->groups[i];
     MZ_TRY(mz_comm_add_group(e->comm, g->name, g->ranks, g->size,
@@ -296,6 +296,7 @@ static mz_status_t create_tables(mz_engine_t *e)
   for (int64_t b = 0; b < e->decl->num_buffers; b++)
     e->buffers[b] = mz_zero_buffer(e->zero, e->plan->buffer_of_decl[b]);
   MZ_TRY(mz_new(e->plan->num_entries, "tickets", &e->tickets));
+  MZ_TRY(mz_new(4 * world, "extents of a tensor", &e->extents));
   MZ_TRY(mz_new(2 * world, "scalars message", &e->scalars_counts));
   e->scalars_displs = e->scalars_counts + world;
   for (int64_t r = 0; r < world; r++) {
@@ -360,8 +361,9 @@ static mz_status_t warm_pass(mz_engine_t *e)
   double loss;
   int64_t labels;
 
-  MZ_TRY_GOTO(st, mz_new(tokens, "warm tokens", &zeros), done);
-  MZ_TRY_GOTO(st, mz_new(rows, "warm samples", &samples), done);
+  st = mz_new(tokens, "warm tokens", &zeros);
+  if (st == MZ_OK) st = mz_new(rows, "warm samples", &samples);
+  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
   data.tokens = data.labels = zeros;
   data.samples = samples;
   MZ_TRY_GOTO(st, warm_step(e, &data), done);
@@ -385,7 +387,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   e->decl = decl;
   MZ_TRY_GOTO(st, create_comm(e, comm), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e, inference)), done);
-  MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_groups(e)), done);
+  MZ_TRY_GOTO(st, create_groups(e), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
   MZ_TRY_GOTO(st, mz_engine_publish(e), done);
   MZ_TRY_GOTO(st, warm_pass(e), done);
@@ -427,6 +429,7 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_free(e->buffers);
   mz_free(e->tickets);
   mz_free(e->scalars_counts);
+  mz_free(e->extents);
   mz_free(e->groups);
   mz_free(e->lr_ratio);
   mz_free(e->gathered);

@@ -62,6 +62,7 @@ struct mz_engine {
   void **buffers;                           /* by declaration buffer */
   int64_t *stats_counts, *stats_displs;     /* [W] 8-byte elements */
   int64_t *scalars_counts, *scalars_displs; /* [W] fp64 */
+  int64_t *extents; /* [4 W] of the gathers in access.c */
   mz_moe_result_t *results;
 
   mz_call_t call;

@@ -3,12 +3,12 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "checkpoint/disk.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,33 +21,20 @@ void mz_folder_name(char *text, size_t text_bytes)
   strftime(text, text_bytes, "runs/%Y-%m-%d-%H-%M-%S", &parts);
 }
 
-/* All folders of a path; with `last` false, without its last component. */
-static mz_status_t make_folders(const char *path, bool last)
-{
-  char part[PATH_MAX];
-  size_t bytes = strlen(path);
-
-  MZ_REQUIRE(bytes > 0 && bytes < sizeof part, MZ_ERR_IO,
-             "%s: a path of %zu bytes", path, bytes);
-  memcpy(part, path, bytes + 1);
-  for (size_t i = 1; i <= bytes; i++) {
-    if (part[i] != '/' && !(last && part[i] == '\0')) continue;
-    part[i] = '\0';
-    MZ_REQUIRE(mkdir(part, 0777) == 0 || errno == EEXIST, MZ_ERR_IO, "%s: %s",
-               part, strerror(errno));
-    part[i] = path[i];
-  }
-  return MZ_OK;
-}
-
 static mz_status_t path_in(const mz_folder_t *folder, const char *name,
                            char out[PATH_MAX])
 {
-  int bytes = snprintf(out, PATH_MAX, "%s/%s", folder->path, name);
+  return MZ_TRACE(mz_disk_path(out, "%s/%s", folder->path, name));
+}
 
-  MZ_REQUIRE(bytes > 0 && bytes < PATH_MAX, MZ_ERR_IO,
-             "%s/%s: a path of %d bytes", folder->path, name, bytes);
-  return MZ_OK;
+/* The folders above a file. */
+static mz_status_t make_room(const char *path)
+{
+  char above[PATH_MAX];
+
+  MZ_TRY(mz_disk_path(above, "%s", path));
+  *strrchr(above, '/') = '\0';
+  return MZ_TRACE(mz_disk_make_folders(above));
 }
 
 static mz_status_t open_file(const mz_folder_t *folder, const char *name,
@@ -56,7 +43,7 @@ static mz_status_t open_file(const mz_folder_t *folder, const char *name,
   char path[PATH_MAX];
 
   MZ_TRY(path_in(folder, name, path));
-  MZ_TRY(make_folders(path, false));
+  MZ_TRY(make_room(path));
   *out = fopen(path, keep ? "a+" : "w");
   MZ_REQUIRE(*out, MZ_ERR_IO, "%s: %s", path, strerror(errno));
   return MZ_OK;
@@ -89,7 +76,7 @@ mz_status_t mz_folder_open(const char *path, int rank, const char *metrics_name,
   *folder_out = folder;
   snprintf(log, sizeof log, "log.%d", rank);
   MZ_TRY_GOTO(st, mz_string_copy(path, &folder.path), done);
-  MZ_TRY_GOTO(st, make_folders(path, true), done);
+  MZ_TRY_GOTO(st, mz_disk_make_folders(path), done);
   if (rank == 0) {
     MZ_TRY_GOTO(st, take_lock(&folder), done);
     MZ_TRY_GOTO(st, open_file(&folder, metrics_name, keep, &folder.metrics),
@@ -117,9 +104,8 @@ mz_status_t mz_folder_write(const mz_folder_t *folder, const char *name,
   fputs(text, file);
   good = fflush(file) == 0;
   good = fclose(file) == 0 && good;
-  MZ_REQUIRE(good && rename(part, path) == 0, MZ_ERR_IO, "%s: %s", path,
-             strerror(errno));
-  return MZ_OK;
+  MZ_REQUIRE(good, MZ_ERR_IO, "%s: %s", part, strerror(errno));
+  return MZ_TRACE(mz_disk_rename(part, path));
 }
 
 void mz_folder_close(mz_folder_t *folder)

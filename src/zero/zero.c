@@ -202,6 +202,7 @@ static char *unit_side(const mz_zero_t *z, const mz_entry_t *e)
 static void fill_msg(const mz_zero_t *z, int32_t entry, mz_msg_t *m)
 {
   const mz_entry_t *e = &z->plan->entries[entry];
+  const mz_unit_t *u = &z->plan->units[e->first_unit];
   const wire_t *w = &z->wires[entry];
   size_t size = mz_dtype_bytes(e->dtype);
 
@@ -213,7 +214,8 @@ static void fill_msg(const mz_zero_t *z, int32_t entry, mz_msg_t *m)
                   .send_counts = w->counts,
                   .send_displs = w->send_displs,
                   .recv_counts = w->counts,
-                  .recv_displs = w->recv_displs};
+                  .recv_displs = w->recv_displs,
+                  .bound = u->ranks * mz_max_i64(u->shard, e->length)};
   m->recv = e->staging >= 0 ? mz_zero_buffer(z, e->staging) : unit_side(z, e);
   if (e->kind == MZ_ENTRY_PARAMS)
     m->send = param_region(z, &z->plan->units[e->first_unit]) +

@@ -90,7 +90,7 @@ int main(int argc, char **argv)
 {
   int provided, at = 1, good = 1;
 
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   do {
     variant_t v = {0};
 

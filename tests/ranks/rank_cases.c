@@ -478,7 +478,7 @@ int main(int argc, char **argv)
 
   if (argc < 2) return 2;
   tiny_inline = strcmp(argv[argc - 1], "inline") == 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   code = run_case(argc, argv);
   MPI_Finalize();

@@ -550,7 +550,7 @@ int main(int argc, char **argv)
   tests_t t = {.folder = argc > 2 ? argv[2] : ""};
   int provided;
 
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &t.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &t.world);
   for (int i = 3; i < argc && t.num_given < ARGUMENTS; i++)

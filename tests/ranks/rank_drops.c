@@ -327,7 +327,7 @@ int main(int argc, char **argv)
   int provided;
 
   without_thread = argc > 1 && strcmp(argv[argc - 1], "inline") == 0;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
   for (int i = 0; i < 3; i++)

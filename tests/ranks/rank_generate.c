@@ -220,7 +220,7 @@ int main(int argc, char **argv)
   mz_status_t st = MZ_ERR_ARG;
 
   if (argc != 3) return 2;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   if (strcmp(argv[1], "overfit") == 0) st = check_overfit(argv[2]);
   if (strcmp(argv[1], "layouts") == 0) st = check_layouts(argv[2]);
   good = st == MZ_OK;

@@ -198,7 +198,7 @@ int main(int argc, char **argv)
   int provided, bad, worst = 1, first = 3;
   hid_t file, group;
 
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   if (argc < 3) MPI_Abort(MPI_COMM_WORLD, 2);
   file = H5Fopen(argv[1], H5F_ACC_RDONLY, H5P_DEFAULT);
   must_hdf5(file >= 0, argv[1]);

@@ -183,7 +183,7 @@ int main(int argc, char **argv)
   given_t given = {.num = 0};
   int provided, rank, failed, any = 0;
 
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   for (int i = 1; i < argc && given.num < MAX_ASSIGNMENTS; i++)
     given.all[given.num++] = argv[i];

@@ -205,7 +205,7 @@ int main(int argc, char **argv)
   variant_t v;
 
   if (argc < 2) return 2;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   do {
     at = read_variant(argc, argv, at, &v);
     good = run_variant(&v, strcmp(argv[1], "all") == 0, place++) && good;

@@ -352,7 +352,7 @@ int main(int argc, char **argv)
   bool good;
 
   if (argc < 4 || !find_observer(argv)) return 2;
-  MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &me);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   good = run_variants(argc, argv);

@@ -195,6 +195,11 @@ Test(failures, none_is_found_in_a_good_run)
   remove_job(&job);
 }
 
+Test(failures, of_any_allocation_at_the_start_fail_on_all)
+{
+  expect_run(2, "rank_memory", "moe.ep_size=2 zero_optimization.stage=3");
+}
+
 Test(failures, of_memory_on_one_rank_end_all_with_rank_step_and_cause)
 {
   job_t job;

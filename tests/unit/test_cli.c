@@ -297,6 +297,33 @@ Test(cli, resume_goes_on_and_says_what_differs)
   cr_assert_eq(lines, 5);
 }
 
+/* A kill between the two renames of a save leaves `latest` behind its step. */
+Test(cli, resume_auto_takes_the_newest_step_whatever_latest_names)
+{
+  char path[256];
+
+  train_and_save(1, "");
+  write_text("out/checkpoint/latest", "global_step2\n");
+  cr_assert_eq(train(2, "--resume auto --steps 4"), 0, "%s", output);
+  expect_words("out/checkpoint/global_step3 at step 3");
+  path_of("out/checkpoint/latest", path);
+  cr_assert_eq(unlink(path), 0);
+  cr_assert_eq(train(1, "--resume auto --steps 5"), 0, "%s", output);
+  expect_words("step 5/5");
+}
+
+/* MPI_THREAD_SERIALIZED: the main thread and the communication thread take
+ * turns, also before the first step, in a save and at the end. */
+Test(cli, one_thread_at_a_time_is_in_mpi)
+{
+  cr_assert_eq(
+      setenv("LD_PRELOAD", MZ_BUILD_ROOT "/tests/outside/libthreadwatch.so", 1),
+      0);
+  train_and_save(2, "--resume auto");
+  cr_assert_eq(train(2, "--resume auto --steps 5"), 0, "%s", output);
+  cr_assert_null(strstr(output, "threadwatch"), "%s", output);
+}
+
 Test(cli, saved_steps_are_not_overwritten)
 {
   train_and_save(1, "");
