@@ -27,7 +27,8 @@ Test(bits, repeat_in_both_forms_of_the_queue_on_4_ranks)
 Test(bits, repeat_in_both_forms_of_the_queue_on_2_ranks)
 {
   expect_same_bits(2, "model.dropout=0.1 -- moe.saved_rows=0.25 "
-                      "comm.piece_bytes=4096 -- bf16.enabled=true "
+                      "comm.piece_bytes=4096 -- model.architecture=llama -- "
+                      "bf16.enabled=true "
                       "model.dropout=0.1 -- bf16.enabled=true "
                       "communication_data_type=fp32 moe.saved_rows=0.25");
 }
