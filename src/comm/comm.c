@@ -95,6 +95,7 @@ static mz_status_t create_memory(const mz_comm_opts_t *opts, MPI_Comm control,
 
   MZ_TRY(mz_new(1, "communicator", &comm));
   comm->opts = *opts;
+  atomic_store(&comm->patience, 1);
   if (opts->count_limit == 0) comm->opts.count_limit = INT_MAX;
   comm->control = control;
   comm->mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;

@@ -131,6 +131,12 @@ bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
  * of its bind. A zero ticket returns MZ_OK at once. */
 mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
 
+/**
+ * While the ranks wait for a disk: an alarm is raised after @p factor >= 1
+ * times watchdog_s, until the next call. Local; 1 is the start.
+ */
+void mz_comm_stretch_watchdog(mz_comm_t *comm, int factor);
+
 /** Outside of a step: all ranks get the worst status, with the message of the
  * lowest failing rank, prefixed "rank R: ". Collective on world. */
 mz_status_t mz_comm_agree(mz_comm_t *comm, mz_status_t status);

@@ -115,6 +115,7 @@ struct mz_comm {
   _Atomic int64_t wait_ns;
   double wait_s;
   _Atomic int wait_lane;
+  _Atomic int patience; /* what watchdog_s is multiplied by */
 
   /* The thread; while it does not run, progress is inline. */
   bool running;

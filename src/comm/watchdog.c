@@ -246,8 +246,10 @@ static void raise_alarm(mz_comm_t *comm)
   int64_t since = atomic_load(&comm->wait_ns);
 
   if (!dog->asked) {
-    if (since == 0 || (double)(now - mz_max_i64(since, comm->moved_ns)) * 1e-9 <
-                          comm->opts.watchdog_s)
+    double limit_s = comm->opts.watchdog_s * atomic_load(&comm->patience);
+
+    if (since == 0 ||
+        (double)(now - mz_max_i64(since, comm->moved_ns)) * 1e-9 < limit_s)
       return;
     dog->asked = true;
     dog->asked_ns = now;
@@ -259,6 +261,11 @@ static void raise_alarm(mz_comm_t *comm)
     record_failure(comm, MZ_ERR_PEER, dog->verdict.text);
     tell_verdict(comm);
   }
+}
+
+void mz_comm_stretch_watchdog(mz_comm_t *comm, int factor)
+{
+  atomic_store(&comm->patience, factor);
 }
 
 void mz_watchdog_step(mz_comm_t *comm)

@@ -93,6 +93,9 @@ done:
   return st;
 }
 
+/* Ranks wait while others write or read: disks may take longer than a step. */
+enum { DISK_PATIENCE = 20 };
+
 mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
                          const char *dir)
 {
@@ -111,6 +114,7 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
       .keep = e->config->checkpoint.keep};
   mz_status_t st = mz_config_to_json(config, &text);
 
+  mz_comm_stretch_watchdog(e->comm, DISK_PATIENCE);
   if (st == MZ_OK) st = list_tensors(e->decl, &tensors);
   if (st == MZ_OK) st = list_slices(e, &slices);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
@@ -122,6 +126,7 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
   if (e->plan->opts.rank == 0) st = gather(e, dir);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
 done:
+  mz_comm_stretch_watchdog(e->comm, 1);
   mz_free(slices);
   mz_free(tensors);
   mz_config_free_text(&text);
@@ -239,6 +244,7 @@ mz_status_t mz_save_resume(mz_engine_t *engine, const mz_config_t *config,
   char *text = NULL;
   mz_status_t st;
 
+  mz_comm_stretch_watchdog(e->comm, DISK_PATIENCE);
   MZ_TRY_GOTO(st, open_together(e, path, &ckpt), done);
   state = mz_ckpt_state(ckpt);
   MZ_REQUIRE_GOTO(state, st, done, MZ_ERR_DATA,
@@ -253,6 +259,7 @@ mz_status_t mz_save_resume(mz_engine_t *engine, const mz_config_t *config,
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
   say_position(e, state, say, ctx);
 done:
+  mz_comm_stretch_watchdog(e->comm, 1);
   mz_config_free_text(&text);
   mz_ckpt_close(&ckpt);
   return st;
@@ -263,9 +270,11 @@ mz_status_t mz_save_init_from(mz_engine_t *engine, const char *path)
   mz_ckpt_t *ckpt = NULL;
   mz_status_t st;
 
+  mz_comm_stretch_watchdog(engine->comm, DISK_PATIENCE);
   MZ_TRY_GOTO(st, open_together(engine, path, &ckpt), done);
   MZ_TRY_GOTO(st, load(engine, ckpt, 1), done);
 done:
+  mz_comm_stretch_watchdog(engine->comm, 1);
   mz_ckpt_close(&ckpt);
   return st;
 }

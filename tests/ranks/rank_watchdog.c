@@ -2,10 +2,12 @@
 /**
  * What the queue says when a rank fails. rank_watchdog MODE FORM; FORM is
  * thread or inline. Ends with MPI_Abort(7), as a program does after
- * MZ_ERR_PEER. stall   the last rank stops calling for a while, the others wait
- * for it broken  the bind of the last rank fails full    as stall, but the
- * others are stopped by a full ring in post Every rank prints "verdict of R:
- * CODE TEXT".
+ * MZ_ERR_PEER; "patient" ends with 0. Every rank prints "verdict of R: CODE
+ * TEXT". Modes:
+ *  - stall: the last rank stops calling for a while, the others wait for it;
+ *  - full: the same, but the others are stopped by a full ring in post;
+ *  - patient: as stall, with a stretched watchdog, so that nothing fails;
+ *  - broken, negative, overflow: the bind of the last rank fails.
  */
 #include "comm/comm.h"
 
@@ -84,6 +86,7 @@ static mz_status_t run_mode(mz_comm_t *comm, const char *mode)
 {
   bool last = mz_comm_rank(comm) == mz_comm_size(comm) - 1;
 
+  if (strcmp(mode, "patient") == 0) mz_comm_stretch_watchdog(comm, 20);
   for (int i = 0; i < NUM_GOOD; i++)
     MZ_TRY(post_and_wait(comm, NULL));
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++)
@@ -109,6 +112,11 @@ int main(int argc, char **argv)
   st = run_mode(comm, argv[1]);
   printf("verdict of %d: %s: %s\n", rank, mz_status_text(st),
          mz_error_message());
+  if (strcmp(argv[1], "patient") == 0) {
+    mz_comm_destroy(&comm);
+    MPI_Finalize();
+    return st == MZ_OK ? 0 : 1;
+  }
   /* Every later call says the same, and done does not let anybody poll on. */
   if (st == MZ_OK || mz_comm_wait(comm, (mz_ticket_t){MZ_LANE_BULK, 1}) != st ||
       !mz_comm_done(comm, (mz_ticket_t){MZ_LANE_BULK, NUM_GOOD + 1}))

@@ -112,3 +112,15 @@ Test(failure, of_a_displacement_beyond_an_mpi_call_names_it)
   expect_broken("overflow thread", "number out of range",
                 "2147483648 does not fit into a 32-bit integer");
 }
+
+/* A rank is as late as in the tests above, but may be: its disk is slow. */
+Test(watchdog, waits_longer_while_it_is_stretched)
+{
+  const char *forms[] = {"patient thread", "patient inline"};
+  char output[4096];
+
+  for (int i = 0; i < 2; i++)
+    cr_assert_eq(mz_test_mpirun(2, "tests/ranks/rank_watchdog", forms[i], 60,
+                                output, sizeof output),
+                 0, "%s: %s", forms[i], output);
+}
