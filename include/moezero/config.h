@@ -166,7 +166,7 @@ typedef struct mz_debug_config {
   char *inject_grads; /* HDF5 or JSON file: see docs of the key */
   char *dump_full;    /* folder for parameters after the last step */
   char *dump_grads;   /* folder for reduced gradients of the first step */
-  char *fault;        /* "oom|stall|exit:rank<R>:step<N>" */
+  char *fault;        /* "oom|late|stall|exit:rank<R>:step<N>" */
   bool poison;
   int64_t delay_ms;
   int32_t *tokens_per_rank; /* [num_tokens_per_rank] */

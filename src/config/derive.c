@@ -169,7 +169,7 @@ static mz_status_t check_zero(const mz_zero_config_t *zero)
 
 static mz_status_t check_fault(const char *fault)
 {
-  static const char *const kinds[] = {"oom", "stall", "exit"};
+  static const char *const kinds[] = {"oom", "late", "stall", "exit"};
   size_t length = fault ? strcspn(fault, ":") : 0;
   unsigned rank, step;
   int end = 0;
@@ -182,7 +182,7 @@ static mz_status_t check_fault(const char *fault)
       return MZ_OK;
   MZ_FAIL(MZ_ERR_CONFIG,
           "debug.fault: found \"%s\", allowed: KIND:rank<R>:step<N>, KIND one "
-          "of oom, stall, exit",
+          "of oom, late, stall, exit",
           fault);
 }
 

@@ -169,7 +169,7 @@ static const mz_key_t hooks[] = {
     HOOK_TEXT("debug.dump_grads", debug.dump_grads,
               "Folder for the reduced gradients of the first step"),
     HOOK_TEXT("debug.fault", debug.fault,
-              "A failure: \"oom|stall|exit:rank<R>:step<N>\""),
+              "A failure: \"oom|late|stall|exit:rank<R>:step<N>\""),
     HOOK_BOOL("debug.poison", debug.poison, "Freed buffers hold NaN"),
     HOOK_INT("debug.delay_ms", debug.delay_ms,
              "Milliseconds before each message"),

@@ -122,7 +122,7 @@ static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
 {
   double *own = (double *)mz_zero_buffer(e->zero, e->plan->scalars);
 
-  e->status = MZ_OK;
+  e->status = e->late == MZ_OK ? MZ_OK : MZ_ERROR(e->late, "%s", e->late_text);
   e->call.mode = mode;
   e->call.step = e->steps;
   e->aux_sum = e->z_sum = e->weighted_aux = 0;
@@ -161,6 +161,9 @@ static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
   MZ_TRY(walk_whole(e, MZ_WALK_BEGIN));
   e->total_labels = mz_update_sum(e, MZ_AT_LABELS);
   e->total_tokens = mz_update_sum(e, MZ_AT_TOKENS);
+  if (mz_update_worst(e) != MZ_OK) return MZ_OK; /* all ranks know it */
+  mz_engine_note(
+      e, mz_hooks_fault(e->config, e->plan->opts.rank, e->steps + 1, false));
   mz_zero_begin_step(e->zero);
   for (int32_t j = 0; j < data->num_micro; j++) {
     begin_micro(e, data, j);
@@ -200,6 +203,15 @@ static mz_status_t name_step(const mz_engine_t *e, mz_status_t status)
   MZ_FAIL(status, "step %" PRId64 ": %s", e->steps + 1, text);
 }
 
+/* No rank may agree alone: the others have left the step. */
+static void keep_late(mz_engine_t *e)
+{
+  if (e->status == MZ_OK) return;
+  e->late = e->status;
+  snprintf(e->late_text, sizeof e->late_text, "in step %" PRId64 ": %s",
+           e->steps + 1, mz_error_message());
+}
+
 mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                            mz_step_result_t *result_out)
 {
@@ -210,15 +222,14 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
              "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
-  mz_engine_note(engine, mz_hooks_fault(engine->config, engine->plan->opts.rank,
-                                        engine->steps + 1));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
   MZ_TRY(name_step(engine, run_step(engine, data)));
-  if (mz_update_worst(engine) != MZ_OK || engine->status != MZ_OK)
+  if (mz_update_worst(engine) != MZ_OK)
     return MZ_TRACE(
         name_step(engine, mz_comm_agree(engine->comm, engine->status)));
+  keep_late(engine);
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;

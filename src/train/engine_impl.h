@@ -74,7 +74,10 @@ struct mz_engine {
   int64_t steps;      /* done */
   int64_t updates;    /* done: Adam's t */
   mz_status_t status; /* of this rank in this step: the first error */
-  bool verdict_skip;  /* agreed: no update */
+  mz_status_t late;   /* an error after the step's last scalars, which the
+                         others learn with the next ones */
+  char late_text[512];
+  bool verdict_skip; /* agreed: no update */
   double total_labels, total_tokens, total_loss, grad_norm, min_gap;
   int32_t culprit;
   float factor;

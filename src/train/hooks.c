@@ -23,7 +23,7 @@ bool mz_hooks_masked(const mz_config_values_t *config, int rank)
 }
 
 mz_status_t mz_hooks_fault(const mz_config_values_t *config, int rank,
-                           int64_t step)
+                           int64_t step, bool late)
 {
   char kind[16];
   long long at;
@@ -34,6 +34,7 @@ mz_status_t mz_hooks_fault(const mz_config_values_t *config, int rank,
       3)
     return MZ_OK;
   if (who != rank || at != step) return MZ_OK;
+  if ((strcmp(kind, "late") == 0) != late) return MZ_OK;
   if (strcmp(kind, "exit") == 0) raise(SIGKILL);
   while (strcmp(kind, "stall") == 0)
     sleep(1);

@@ -10,9 +10,10 @@
 bool mz_hooks_masked(const mz_config_values_t *config, int rank);
 
 /** debug.fault "kind:rankR:stepN" when it is due: "oom" returns MZ_ERR_NOMEM,
- * "stall" never returns, "exit" kills the process. */
+ * "late" does where @p late (in the optimizer), "stall" never returns, "exit"
+ * kills the process. */
 mz_status_t mz_hooks_fault(const mz_config_values_t *config, int rank,
-                           int64_t step);
+                           int64_t step, bool late);
 
 /** Tells an outside tool that was preloaded where the program is. */
 void mz_hooks_mark(const char *phase);

@@ -115,6 +115,8 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
   mz_status_t st = mz_config_to_json(config, &text);
 
   mz_comm_stretch_watchdog(e->comm, DISK_PATIENCE);
+  if (st == MZ_OK && e->late != MZ_OK)
+    st = MZ_ERROR(e->late, "%s", e->late_text);
   if (st == MZ_OK) st = list_tensors(e->decl, &tensors);
   if (st == MZ_OK) st = list_slices(e, &slices);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);

@@ -210,6 +210,17 @@ Test(failures, of_memory_on_one_rank_end_all_with_rank_step_and_cause)
   remove_job(&job);
 }
 
+/* The others have left the step by then, and learn it in the next one. */
+Test(failures, after_the_last_message_of_a_step_end_all_in_the_next)
+{
+  job_t job;
+
+  expect_failure(&job, "--set moe.ep_size=2 --set debug.fault=late:rank2:step3",
+                 1);
+  expect_in(&job, "step 4: rank 2: in step 3: no memory");
+  remove_job(&job);
+}
+
 /* 137: mpirun passes the signal on. */
 Test(failures, a_killed_rank_ends_all)
 {

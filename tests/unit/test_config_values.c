@@ -603,7 +603,7 @@ Test(config_debug, hooks_are_read)
 }
 
 #define FAULT_FORM                                                             \
-  ", allowed: KIND:rank<R>:step<N>, KIND one of oom, stall, exit"
+  ", allowed: KIND:rank<R>:step<N>, KIND one of oom, late, stall, exit"
 
 Test(config_debug, bad_hooks_are_refused)
 {
