@@ -33,8 +33,20 @@ static void open_tables(void)
   cr_assert_eq(mz_kernels_create(&opts, &bf16), MZ_OK);
 }
 
+/* What a test allocates is freed when it ends. */
+static void *kept[256];
+static int num_kept;
+
+static void *keep(void *pointer)
+{
+  cr_assert_lt(num_kept, (int)(sizeof kept / sizeof *kept));
+  return kept[num_kept++] = pointer;
+}
+
 static void close_tables(void)
 {
+  while (num_kept > 0)
+    mz_free(kept[--num_kept]);
   mz_kernels_destroy(&fp32);
   mz_kernels_destroy(&bf16);
   mz_free(workspace);
@@ -49,9 +61,10 @@ typedef struct pair {
 
 static pair_t pair(int64_t n, uint32_t seed, double sigma)
 {
-  pair_t p = {.n = n, .full = normals(n, seed, sigma)};
+  pair_t p = {.n = n, .full = keep(normals(n, seed, sigma))};
 
   cr_assert_eq(mz_new(n + 1, "bf16", &p.half), MZ_OK);
+  keep(p.half);
   mz_cpu_narrow(MZ_BF16, p.half, 0, p.full, n);
   mz_cpu_widen(MZ_BF16, p.full, p.half, 0, n);
   return p;
@@ -61,7 +74,6 @@ static void expect_near(const char *what, const float *got, const float *want,
                         int64_t n, double relative)
 {
   double largest = 1e-30;
-
   for (int64_t i = 0; i < n; i++)
     largest = fmax(largest, fabs((double)want[i]));
   for (int64_t i = 0; i < n; i++)
@@ -73,7 +85,6 @@ static void expect_near(const char *what, const float *got, const float *want,
 static void expect_rounded(const char *what, const pair_t *p)
 {
   float *got = floats(p->n);
-
   mz_cpu_widen(MZ_BF16, got, p->half, 0, p->n);
   expect_near(what, got, p->full, p->n, 0x1p-8);
   mz_free(got);
@@ -102,9 +113,8 @@ typedef struct results {
 
 static results_t results(int64_t n, uint32_t seed)
 {
-  results_t r = {.n = n, .of_fp32 = normals(n, seed, 1)};
-
-  r.of_bf16 = copy_of(r.of_fp32, n);
+  results_t r = {.n = n, .of_fp32 = keep(normals(n, seed, 1))};
+  r.of_bf16 = keep(copy_of(r.of_fp32, n));
   return r;
 }
 
@@ -298,7 +308,7 @@ static void check_norm_grad(mz_norm_kind_t kind, double p)
   pair_t d = pair(T * H, 4, 1), dy = pair(T * H, 5, 1);
   results_t mean = results(T, 6), rstd = results(T, 6), dw = results(H, 7);
   results_t db = results(H, 8);
-  float *partial = floats(2 * MZ_NORM_PARTIALS * H);
+  float *partial = keep(floats(2 * MZ_NORM_PARTIALS * H));
   mz_add_norm_grad_t a = {.kind = kind,
                           .rows = T,
                           .width = H,
@@ -369,7 +379,7 @@ static void check_xent(void)
 {
   pair_t x = pair(T * H, 1, 1), w = pair(V * H, 2, 0.3);
   results_t dw = results(V * H, 3);
-  float *logits = floats(7 * V);
+  float *logits = keep(floats(7 * V));
   double loss[2] = {1, 1};
   int32_t labels[T];
   mz_xent_t a = {.rows = T,
@@ -440,7 +450,7 @@ static void check_gate(void)
 {
   static routes_t of_fp32, of_bf16;
   pair_t x = pair(T * H, 1, 1), w = pair(E * H, 2, 0.3), dx = pair(T * H, 3, 1);
-  float *d_weight = normals(T * K, 4, 1);
+  float *d_weight = keep(normals(T * K, 4, 1));
   int64_t counts[E] = {3, 1, 4, 1, 5};
   results_t dw = results(E * H, 5);
   mz_gate_t a = gate_of(&of_fp32, x.full, w.full);
@@ -486,7 +496,7 @@ static void check_dispatch(void)
   int64_t rows = make_rows(row);
   pair_t x = pair(T * H, 1, 1), send = pair(rows * H, 2, 1);
   pair_t y = pair(T * H, 3, 1);
-  float *weight = normals(T * K, 4, 1);
+  float *weight = keep(normals(T * K, 4, 1));
   results_t d_weight = results(T * K, 5);
   mz_permute_t pa = {T, H, K, row, x.full, send.full};
   mz_permute_t pb = {T, H, K, row, x.half, send.half};

@@ -2,6 +2,20 @@
 /* What the model's type and the type on the wire change in a plan. */
 #include "plan_case.h"
 
+/* What a test makes is freed when it ends. */
+static mz_plan_t *plans[16];
+static mz_decl_t *decls[16];
+static int num_made;
+
+static void free_made(void)
+{
+  while (num_made > 0) {
+    num_made--;
+    mz_plan_destroy(&plans[num_made]);
+    mz_decl_destroy(&decls[num_made]);
+  }
+}
+
 static mz_plan_t *plan_in(bool bf16, mz_dtype_t wire, int64_t stage)
 {
   mz_config_values_t c = tiny_config(2, 2, 4, 4);
@@ -9,7 +23,10 @@ static mz_plan_t *plan_in(bool bf16, mz_dtype_t wire, int64_t stage)
 
   c.bf16 = bf16;
   opts.communication_dtype = wire;
-  return make_plan(declare(&c), &opts);
+  cr_assert_lt(num_made, (int)(sizeof plans / sizeof *plans));
+  decls[num_made] = declare(&c);
+  plans[num_made] = make_plan(decls[num_made], &opts);
+  return plans[num_made++];
 }
 
 static int64_t bytes_of(const mz_plan_t *p, int32_t buffer)
@@ -27,7 +44,7 @@ static int64_t traffic_of(const mz_plan_t *p, mz_entry_kind_t kind)
   return sum;
 }
 
-Test(plan_types, bf16_halves_weights_and_adds_a_master)
+Test(plan_types, bf16_halves_weights_and_adds_a_master, .fini = free_made)
 {
   mz_plan_t *full = plan_in(false, MZ_F32, 3), *half = plan_in(true, MZ_F32, 3);
 
@@ -45,7 +62,7 @@ Test(plan_types, bf16_halves_weights_and_adds_a_master)
 }
 
 /* The largest weight is qkv [96, 32], the widest rows are its 96 columns. */
-Test(plan_types, bf16_has_a_workspace_and_fp32_none)
+Test(plan_types, bf16_has_a_workspace_and_fp32_none, .fini = free_made)
 {
   mz_plan_t *full = plan_in(false, MZ_F32, 0), *half = plan_in(true, MZ_F32, 0);
   const mz_plan_buffer_t *b;
@@ -61,7 +78,7 @@ Test(plan_types, bf16_has_a_workspace_and_fp32_none)
 
 /* Contributions in bf16 are packed, one unit in one piece too; what is summed
  * at stage 0 is gathered in fp32. */
-Test(plan_types, gradients_travel_in_the_type_of_the_wire)
+Test(plan_types, gradients_travel_in_the_type_of_the_wire, .fini = free_made)
 {
   for (int64_t stage = 0; stage <= 3; stage++) {
     mz_plan_t *full = plan_in(false, MZ_F32, stage);
