@@ -116,6 +116,8 @@ static mz_status_t create_memory(const mz_comm_opts_t *opts, MPI_Comm control,
                   "a communication thread needs MPI_THREAD_SERIALIZED, MPI "
                   "provides level %d",
                   level);
+  /* one rank only copies: a thread would just take a core from the kernels */
+  if (comm->size == 1) comm->opts.thread = false;
   MZ_TRY_GOTO(st, create_flights(comm), done);
   MZ_TRY_GOTO(st, mz_watchdog_create(comm), done);
   MZ_TRY_GOTO(st, append_group(comm, "data", comm->size, comm->rank), done);

@@ -41,7 +41,8 @@ typedef struct mz_comm mz_comm_t;
 typedef enum mz_lane { MZ_LANE_EXCHANGE, MZ_LANE_BULK, MZ_NUM_LANES } mz_lane_t;
 
 typedef struct mz_comm_opts {
-  bool thread;       /* a communication thread; else inline progress */
+  bool thread;       /* a communication thread where there are other ranks; else
+                        inline progress */
   double watchdog_s; /* > 0; 0: no watchdog */
   /* Elements an MPI call may take, same on all ranks; 0: INT_MAX. A lower limit
      (tests: 7) sends every message pairwise, cut into calls of that many. */
