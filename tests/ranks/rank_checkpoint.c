@@ -78,12 +78,34 @@ static MPI_Comm first_ranks(const tests_t *t, int np)
   return part;
 }
 
+/* What a step leaves: with its expert counts, routed and kept, as one sum in
+ * which each has a weight of its own. */
+typedef struct step {
+  double loss, grad_norm;
+  uint64_t counts;
+} step_t;
+
+static uint64_t sum_counts(const mz_step_result_t *r)
+{
+  uint64_t sum = 0;
+
+  for (int32_t m = 0; m < r->num_moes; m++)
+    for (int32_t e = 0; e < r->moes[m].num_experts; e++) {
+      sum = 31 * sum + (uint64_t)r->moes[m].routed[e];
+      sum = 31 * sum + (uint64_t)r->moes[m].kept[e];
+    }
+  return sum;
+}
+
 /* Steps until there are @p until; results[step - 1] of those. */
-static mz_status_t train(tiny_t *tiny, int until, mz_step_result_t *results)
+static mz_status_t train(tiny_t *tiny, int until, step_t *results)
 {
   while (mz_engine_steps(tiny->engine) < until) {
-    mz_step_result_t *r = &results[mz_engine_steps(tiny->engine)];
-    MZ_TRY(tiny_step(tiny, r));
+    step_t *s = &results[mz_engine_steps(tiny->engine)];
+    mz_step_result_t r;
+
+    MZ_TRY(tiny_step(tiny, &r));
+    *s = (step_t){r.loss, r.grad_norm, sum_counts(&r)};
   }
   return MZ_OK;
 }
@@ -124,16 +146,18 @@ static mz_status_t same_values(const tiny_t *tiny, const float *a,
 }
 
 /* Relative; bound 0: the same bits. */
-static mz_status_t same_results(const mz_step_result_t *a,
-                                const mz_step_result_t *b, int first, int last,
-                                double bound)
+static mz_status_t same_results(const step_t *a, const step_t *b, int first,
+                                int last, double bound)
 {
-  for (int i = first; i < last; i++)
+  for (int i = first; i < last; i++) {
     MZ_REQUIRE(fabs(a[i].loss - b[i].loss) <= bound * fabs(a[i].loss) &&
                    fabs(a[i].grad_norm - b[i].grad_norm) <=
                        bound * a[i].grad_norm,
                MZ_ERR_DATA, "step %d: loss %.17g, norm %.17g; not %.17g, %.17g",
                i + 1, b[i].loss, b[i].grad_norm, a[i].loss, a[i].grad_norm);
+    MZ_REQUIRE(bound > 0 || a[i].counts == b[i].counts, MZ_ERR_DATA,
+               "step %d: the expert counts differ", i + 1);
+  }
   return MZ_OK;
 }
 
@@ -147,7 +171,7 @@ static mz_status_t resume_at(tiny_t *tiny, const char *dir)
 static mz_status_t stop_and_go_on(const tests_t *t, layout_t l, MPI_Comm comm,
                                   const char *dir)
 {
-  mz_step_result_t straight[2 * HALF], halves[2 * HALF];
+  step_t straight[2 * HALF], halves[2 * HALF];
   float *wanted = NULL, *found = NULL;
   tiny_t tiny = {0};
   mz_status_t st;
@@ -201,7 +225,7 @@ static void test_bitwise(tests_t *t)
 
 typedef struct unstopped {
   layout_t layout;
-  mz_step_result_t results[2 * HALF];
+  step_t results[2 * HALF];
   float *values; /* at the save */
 } unstopped_t;
 
@@ -224,7 +248,7 @@ done:
 static mz_status_t go_on(const tests_t *t, const unstopped_t *u, layout_t l,
                          int batch, MPI_Comm comm)
 {
-  mz_step_result_t results[2 * HALF];
+  step_t results[2 * HALF];
   float *found = NULL;
   tiny_t tiny = {0};
   mz_status_t st;
@@ -500,7 +524,7 @@ static mz_status_t train_and_gather(const tests_t *t, float **weights,
 {
   char path[600];
   tiny_t tiny = {0};
-  mz_step_result_t results[2 * HALF];
+  step_t results[2 * HALF];
   mz_ckpt_t *ckpt = NULL;
   mz_ckpt_gather_opts_t opts = {path, MZ_F32, false};
   mz_status_t st;
