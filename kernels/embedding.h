@@ -45,7 +45,9 @@ typedef struct mz_xent {
   float *dw;    /* [V, H], with dx */
   int accumulate;
   int64_t chunk_rows; /* >= 1 */
-  float *logits;      /* scratch [chunk_rows, V] */
+  void *logits;       /* scratch, 4 * chunk_rows * V bytes; fp32 logits after a
+                         call without labels. A backend that keeps 16-bit logits
+                         takes twice the rows at a time */
 } mz_xent_t;
 
 #endif

@@ -24,10 +24,10 @@ typedef struct mz_gate {
   const int32_t *tokens;      /* [T], with route_table */
   int32_t capacity;           /* C; 0: dropless */
   mz_drop_policy_t policy;
-  mz_random_t random; /* MZ_DROP_RANDOM: key of route (t, j) is
-                         uniform((samples[t / S] * S + t % S) * K + j) */
-  const int64_t *samples;
-  int32_t sequence; /* S */
+  mz_random_t random;     /* MZ_DROP_RANDOM: key of route (t, j) is
+                             uniform((samples[t / S] * S + t % S) * K + j) */
+  const int64_t *samples; /* backend memory */
+  int32_t sequence;       /* S */
   int norm_topk;
   /* out */
   float *probs;    /* [T, E] gates */
@@ -37,8 +37,8 @@ typedef struct mz_gate {
   int32_t *row;    /* [T, K] row in send order; -1: dropped */
   int32_t *kept;   /* [E] rows to each expert */
   void *stats;     /* this rank's statistics: added to */
-  float *min_gap;  /* one number: min with the smallest p_(K) - p_(K+1) of the
-                      logits; untouched when K = E */
+  double *min_gap; /* one number in backend memory: min with the smallest
+                      p_(K) - p_(K+1) of the logits; untouched when K = E */
 } mz_gate_t;
 
 /* send[row] = x[t] for every kept route; rows of E * ... in send order. */

@@ -10,6 +10,7 @@
 #define MZ_KERNELS_H
 
 #include "kernels/attention.h"
+#include "kernels/device.h"
 #include "kernels/embedding.h"
 #include "kernels/gate.h"
 #include "kernels/linear.h"
@@ -62,6 +63,9 @@
 
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
+  /* The backend's own state; NULL: it has none. */
+  mz_status_t (*create)(mz_kernels_t *kernels);
+  void (*destroy)(mz_kernels_t *kernels);
 #define MZ_KERNEL_MEMBER_(op, args)                                            \
   mz_status_t (*(op))(const mz_kernels_t *kernels, const args *a,              \
                       mz_stream_t stream);
@@ -71,6 +75,7 @@ typedef struct mz_kernels_ops {
 
 struct mz_kernels {
   const mz_kernels_ops_t *ops;
+  mz_device_t *device;
   mz_dtype_t dtype; /* of activations and weights */
   char *workspace;
   int64_t workspace_bytes;
@@ -78,8 +83,8 @@ struct mz_kernels {
 };
 
 typedef struct mz_kernels_opts {
-  const char *backend; /* MZ_BACKEND_CPU or MZ_BACKEND_CUDA */
-  mz_dtype_t dtype;    /* CPU: MZ_F32 or MZ_BF16 */
+  mz_device_t *device; /* whose backend; borrowed until destroy */
+  mz_dtype_t dtype;    /* MZ_F32 or MZ_BF16 */
   /* Scratch in backend memory, borrowed until destroy; the plan knows how much
      (mz_plan_workspace_bytes). An operation that finds too little returns
      MZ_ERR_FIT. CPU: MZ_F32 needs none; MZ_BF16 computes in fp32 and holds its

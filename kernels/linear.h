@@ -4,9 +4,12 @@
  *
  * G groups, R rows in all, N outputs, K inputs. Group g owns the rows
  * [offsets[g], offsets[g+1]); offsets is int32 [G + 1] in backend memory and
- * may hold empty groups, also all of them. max_rows is the host's bound of R.
- * Weights are [N, K] as in a checkpoint; w, b, dw, db are arrays of G pointers
- * in backend memory. Element type: the table's dtype; dw and db are fp32. */
+ * may hold empty groups, also all of them. host_offsets has the same numbers in
+ * host memory: a backend whose products are started one by one reads them there
+ * (on the CPU it may be NULL). max_rows is the host's bound of R.
+ * Weights are [N, K] as in a checkpoint; w, b, dw, db are host arrays of G
+ * pointers to backend memory. Element type: the table's dtype; dw and db are
+ * fp32. */
 #ifndef MZ_KERNELS_LINEAR_H
 #define MZ_KERNELS_LINEAR_H
 
@@ -21,6 +24,7 @@ typedef enum mz_epilogue {
 typedef struct mz_linear {
   int32_t num_groups;     /* G >= 1 */
   const int32_t *offsets; /* [G + 1] */
+  const int32_t *host_offsets;
   int64_t max_rows;
   int64_t n, k;
   const void *const *w; /* [G] of [N, K] */
@@ -34,7 +38,7 @@ typedef struct mz_linear {
 /* dx = dy W (epilogue), [R, K]. add: dx += (only with MZ_EPI_NONE). */
 typedef struct mz_linear_dgrad {
   int32_t num_groups;
-  const int32_t *offsets;
+  const int32_t *offsets, *host_offsets;
   int64_t max_rows;
   int64_t n, k;
   const void *const *w;
@@ -49,7 +53,7 @@ typedef struct mz_linear_dgrad {
  * (zeros for an empty group), 1: add. */
 typedef struct mz_linear_wgrad {
   int32_t num_groups;
-  const int32_t *offsets;
+  const int32_t *offsets, *host_offsets;
   int64_t max_rows;
   int64_t n, k;
   const void *x;                  /* [R, K] */

@@ -18,7 +18,7 @@ typedef enum mz_norm_kind { MZ_NORM_LAYER, MZ_NORM_RMS } mz_norm_kind_t;
 typedef struct mz_dropout {
   double p; /* in [0, 1); 0: off, nothing else is read */
   mz_random_t random;
-  const int64_t *samples; /* [sequences] host */
+  const int64_t *samples; /* [sequences] backend memory */
   int32_t sequence;       /* S */
 } mz_dropout_t;
 
@@ -56,7 +56,9 @@ typedef struct mz_add_norm_grad {
   float *partial; /* scratch, [MZ_NORM_PARTIALS, 2, H] */
 } mz_add_norm_grad_t;
 
-enum { MZ_NORM_PARTIALS = 32 };
+/* Rows of the scratch; a backend may use fewer, in an order that does not
+ * depend on timing. */
+enum { MZ_NORM_PARTIALS = 256 };
 
 /* x *= mask / (1 - p), in place on [rows, width]. */
 typedef struct mz_dropout_apply {

@@ -5,20 +5,37 @@
 
 #include <moezero/types.h>
 
+/* Elements of a stretch at most. */
+enum { MZ_STRETCH = 65536 };
+
+/* A part of one tensor that a rank sums, or updates. */
+typedef struct mz_stretch {
+  float *w, *m, *v;
+  const float *grad;
+  void *out;     /* the same weights in the model's dtype; NULL: none */
+  int32_t n;     /* elements, <= MZ_STRETCH */
+  int32_t group; /* parameter group */
+  int32_t tensor;
+  int32_t reserved; /* 0 */
+} mz_stretch_t;
+
+typedef struct mz_adamw_group {
+  double lr, beta1, beta2, eps, decay;
+} mz_adamw_group_t;
+
 /* AdamW (Loshchilov and Hutter 2017, arXiv:1711.05101; Kingma and Ba 2014,
  * arXiv:1412.6980): g = factor * grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2)
  * g^2; w -= lr (m/c1 / (sqrt(v/c2) + eps) + decay w), c1 = 1 - b1^t, c2 =
  * 1 - b2^t, t from 1 (bias_correction 0: c1 = c2 = 1). l2: g += decay w first
- * and no decay term. out: the same weights in out_dtype, NULL: none. */
+ * and no decay term. The stretches do not overlap. */
 typedef struct mz_adamw {
-  int64_t n;
-  float *w, *m, *v;
-  const float *grad;
-  const float *factor; /* one number, backend memory */
-  double lr, beta1, beta2, eps, decay;
+  const mz_stretch_t *stretches; /* [num_stretches] backend memory */
+  int64_t num_stretches;
+  const mz_adamw_group_t *groups; /* [num_groups] host */
+  int32_t num_groups;             /* >= 1 */
+  const float *factor;            /* one number, backend memory */
   int64_t t;
   int l2, bias_correction;
-  void *out;
   mz_dtype_t out_dtype;
 } mz_adamw_t;
 
@@ -32,11 +49,14 @@ typedef struct mz_reduce_ranks {
   int accumulate;
 } mz_reduce_ranks_t;
 
-/* *out += sum of squares, fp64, in an order that depends on n alone. */
+/* out[0] = sum of squares of the stretches' grad, in an order that depends on
+ * the stretches alone; out[1] = 1 + the tensor of the first stretch whose sum
+ * is not finite, 0 without one. */
 typedef struct mz_sum_squares {
-  int64_t n;
-  const float *x;
-  double *out;
+  const mz_stretch_t *stretches; /* [num_stretches] backend memory */
+  int64_t num_stretches;
+  double *partial; /* scratch [num_stretches] */
+  double *out;     /* [2] */
 } mz_sum_squares_t;
 
 /* Copies between unit-major [unit][rank][len_u] and rank-major

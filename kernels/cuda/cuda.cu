@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of the "/cuda" backend and its state. */
+#include "kernels/cuda/cuda.h"
+
+static void state_destroy(mz_kernels_t *kernels)
+{
+  mz_cuda_state_t *state = mz_cuda_state(kernels);
+
+  if (!state) return;
+  mz_cuda_attention_destroy(state->attention);
+  mz_cuda_products_destroy(state->products);
+  mz_free(state);
+  kernels->state = NULL;
+}
+
+extern "C" void mz_cuda_kernels_destroy(mz_kernels_t *kernels)
+{
+  state_destroy(kernels);
+}
+
+static mz_status_t state_create(mz_kernels_t *kernels, mz_cuda_state_t *state)
+{
+  MZ_TRY(mz_cuda_products_create(kernels, &state->products));
+  MZ_TRY(mz_cuda_attention_create(kernels, &state->attention));
+  return MZ_OK;
+}
+
+extern "C" mz_status_t mz_cuda_kernels_create(mz_kernels_t *kernels)
+{
+  mz_cuda_state_t *state = NULL;
+  mz_status_t st;
+
+  MZ_TRY(mz_new(1, "state of the CUDA kernels", &state));
+  kernels->state = state;
+  st = state_create(kernels, state);
+  if (st != MZ_OK) state_destroy(kernels);
+  return st;
+}
+
+extern "C" const mz_kernels_ops_t mz_kernels_ops_cuda = {
+    MZ_BACKEND_CUDA, mz_cuda_kernels_create, mz_cuda_kernels_destroy,
+#define MZ_KERNEL_ROW_(op, args) mz_k_##op##_cuda,
+    MZ_KERNEL_LIST(MZ_KERNEL_ROW_)
+#undef MZ_KERNEL_ROW_
+};
