@@ -375,6 +375,7 @@ static mz_status_t warm_pass(mz_engine_t *e)
   st = mz_new(tokens, "warm tokens", &zeros);
   if (st == MZ_OK) st = mz_new(rows, "warm samples", &samples);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
+  MZ_ASSERT(zeros && samples); /* all ranks succeed, so this one did */
   data.tokens = data.labels = zeros;
   data.samples = samples;
   MZ_TRY_GOTO(st, warm_step(e, &data), done);

@@ -115,6 +115,7 @@ mz_status_t mz_generate(mz_engine_t *engine, const mz_generate_opts_t *opts)
   mz_status_t st;
 
   MZ_TRY_GOTO(st, mz_comm_agree(engine->comm, prepare(&g)), done);
+  MZ_ASSERT(g.window); /* all ranks are prepared, so this one is */
   MZ_TRY_GOTO(st, go_on(&g), done);
 done:
   mz_free(g.choices);
