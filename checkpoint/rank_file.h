@@ -17,14 +17,15 @@ typedef struct mz_save_head {
 /**
  * A rank's file in two moves: with @p reserve it only takes the space, then it
  * is written. Not collective.
+ * @param opts  Its slices are written.
  * @param rows  [num_slices] segments; file is the rank.
  * @param[out] file_out  Name, bytes and sum; NULL with @p reserve.
  * @return MZ_OK, MZ_ERR_IO, MZ_ERR_NOMEM.
  */
 mz_status_t mz_rank_file_write(const char *path, const mz_save_head_t *head,
-                               const mz_ckpt_slice_t *slices,
-                               const mz_source_row_t *rows, int32_t num_slices,
-                               bool reserve, mz_file_row_t *file_out);
+                               const mz_ckpt_save_opts_t *opts,
+                               const mz_source_row_t *rows, bool reserve,
+                               mz_file_row_t *file_out);
 
 /** Writes checkpoint.h5 into @p folder: built in memory, then under another
  * name, then by rename.

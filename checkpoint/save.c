@@ -207,11 +207,9 @@ static mz_status_t write_all(save_t *s)
   MZ_TRY(
       mz_comm_broadcast(s->comm, s->head.save_id, sizeof s->head.save_id, 0));
   /* All reservations stand before the first one is used. */
-  st = mz_rank_file_write(s->path, &s->head, o->slices, s->rows, o->num_slices,
-                          true, NULL);
+  st = mz_rank_file_write(s->path, &s->head, o, s->rows, true, NULL);
   MZ_TRY(mz_comm_agree(s->comm, st));
-  st = mz_rank_file_write(s->path, &s->head, o->slices, s->rows, o->num_slices,
-                          false, &mine);
+  st = mz_rank_file_write(s->path, &s->head, o, s->rows, false, &mine);
   MZ_TRY(mz_comm_agree(s->comm, st));
   MZ_TRY(exchange_lists(s, &mine));
   if (s->head.rank == 0) st = publish(s);

@@ -19,6 +19,7 @@ BEGIN {
   level["train"] = 4
   level["apps"] = 5
   beside["model", "moe"] = 1
+  beside["comm", "kernels"] = 1 # the device
   # Types that every layer shares; the other public headers have an owner.
   owner["engine.h"] = "train"
   main["checkpoint/h5_gather.c"] = 1

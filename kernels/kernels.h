@@ -76,6 +76,7 @@ typedef struct mz_kernels_ops {
 struct mz_kernels {
   const mz_kernels_ops_t *ops;
   mz_device_t *device;
+  bool deterministic;
   mz_dtype_t dtype; /* of activations and weights */
   char *workspace;
   int64_t workspace_bytes;
@@ -85,6 +86,7 @@ struct mz_kernels {
 typedef struct mz_kernels_opts {
   mz_device_t *device; /* whose backend; borrowed until destroy */
   mz_dtype_t dtype;    /* MZ_F32 or MZ_BF16 */
+  bool deterministic;  /* equal bits from run to run */
   /* Scratch in backend memory, borrowed until destroy; the plan knows how much
      (mz_plan_workspace_bytes). An operation that finds too little returns
      MZ_ERR_FIT. CPU: MZ_F32 needs none; MZ_BF16 computes in fp32 and holds its
@@ -94,13 +96,10 @@ typedef struct mz_kernels_opts {
   int64_t workspace_bytes;
 } mz_kernels_opts_t;
 
-/** @return MZ_OK, MZ_ERR_ARG (no such backend), MZ_ERR_UNSUPPORTED (not
- * compiled in, or no such dtype there), MZ_ERR_NOMEM. Not collective. */
+/** @return MZ_OK, MZ_ERR_ARG (no device), MZ_ERR_UNSUPPORTED (no such dtype
+ * there), MZ_ERR_NOMEM, MZ_ERR_CUDA. Not collective. */
 mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
                               mz_kernels_t **kernels_out);
 void mz_kernels_destroy(mz_kernels_t **kernels);
-
-/** Threads a kernel uses, 1 on a backend without host threads. */
-int mz_kernels_num_threads(const mz_kernels_t *kernels);
 
 #endif

@@ -44,7 +44,7 @@ typedef struct mz_ckpt_tensor {
 typedef struct mz_ckpt_slice {
   int32_t tensor; /* index in the list of tensors */
   int64_t offset, length;
-  const float *values[MZ_CKPT_NUM_PARTS]; /* [length] each */
+  const float *values[MZ_CKPT_NUM_PARTS]; /* [length] each; see fetch */
 } mz_ckpt_slice_t;
 
 /** All random numbers are functions of (seed, step, place): no other state. */
@@ -66,6 +66,10 @@ typedef struct mz_ckpt_save_opts {
                                     every element once */
   int32_t num_slices;
   int64_t keep; /* newest steps kept; 0: all */
+  /** Brings values of slices to the host; NULL: they are host memory. */
+  mz_status_t (*fetch)(void *ctx, const float *values, int64_t num,
+                       float *host_out);
+  void *ctx;
 } mz_ckpt_save_opts_t;
 
 /**

@@ -229,6 +229,16 @@ mz_status_t mz_config_resolve(mz_config_t *config, int world_size);
 
 void mz_config_destroy(mz_config_t **config);
 
+/**
+ * Settles train.device, which "auto" leaves open, before anything is declared.
+ * @param device  "cpu" or "cuda". @return MZ_OK, MZ_ERR_ARG.
+ */
+mz_status_t mz_config_set_device(mz_config_t *config, const char *device);
+
+/** Whether train.device says cuda. "auto" that nobody settled means the CPU:
+ * an application's own layers may be for it alone. */
+bool mz_config_uses_cuda(const mz_config_values_t *values);
+
 /** Borrowed until mz_config_destroy. */
 const mz_config_values_t *mz_config_values(const mz_config_t *config);
 

@@ -138,6 +138,9 @@ void mz_engine_set_steps(mz_engine_t *engine, int64_t steps);
 /* Not collective, borrowed until destroy. */
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine);
 struct mz_comm *mz_engine_comm(mz_engine_t *engine);
+/** What this rank computes on, for a log: "CPU" or the GPU's name, borrowed.
+ * @param[out] sharing  Ranks on the same device, this one included. */
+const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing);
 /** Bytes of the process before the arena, measured after the warm pass. */
 int64_t mz_engine_baseline_bytes(const mz_engine_t *engine);
 

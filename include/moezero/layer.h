@@ -30,8 +30,10 @@ typedef struct mz_micro {
   int32_t sequence_length; /* S >= 1, positions start at 0 */
   const int32_t *tokens;   /* [T] ids */
   const int32_t *labels;   /* [T] ids; -1: no label */
-  const int64_t *samples; /* [sequences] host: place in the step's global batch,
-                             for random numbers that do not depend on ranks */
+  const int64_t *samples;  /* [sequences] place in the step's global batch, for
+                              random numbers that do not depend on ranks */
+  const int32_t *offsets;  /* [2] {0, T}: the rows of a dense layer */
+  int32_t host_offsets[2]; /* the same, host */
   double token_scale; /* 1 / valid labels of the whole step; 0 without any */
   int32_t index;      /* of accumulation */
   int32_t accumulation;
@@ -60,14 +62,15 @@ enum {
 /** The MoE whose step is running; NULL outside of one. */
 typedef struct mz_moe_call {
   int32_t moe;
-  int32_t capacity;   /* rows an expert takes from this rank at most (C), from
-                         the largest rank's tokens; 0 when dropless */
-  int32_t ep_rank;    /* this rank in its expert-parallel group */
-  void *stats;        /* this rank's statistics, zeroed before the gate */
-  const void *total;  /* sums over the data group, in steps that need_stats */
-  double ranks;       /* size of the data group */
-  bool saved;         /* rows are in the pool (known after the counts) */
-  int64_t local_rows; /* of this rank's experts, all runs (after the counts) */
+  int32_t capacity;    /* rows an expert takes from this rank at most (C), from
+                          the largest rank's tokens; 0 when dropless */
+  int32_t ep_rank;     /* this rank in its expert-parallel group */
+  void *stats;         /* this rank's statistics, zeroed before the gate */
+  const void *total;   /* sums over the data group, in steps that need_stats */
+  double total_tokens; /* of total, host */
+  double ranks;        /* size of the data group */
+  bool saved;          /* rows are in the pool (known after the counts) */
+  int64_t local_rows;  /* of this rank's experts, all runs (after the counts) */
 } mz_moe_call_t;
 
 /**
@@ -78,11 +81,12 @@ typedef struct mz_moe_call {
 typedef struct mz_window {
   int32_t first_expert; /* global id */
   int32_t num_experts;
-  int32_t num_sources;    /* ep_size */
-  const int32_t *offsets; /* [num_experts + 1] rows in the window */
-  const int32_t *counts;  /* [num_sources, num_experts] rows in the window */
-  int64_t rows;           /* host: offsets[num_experts] */
-  int64_t max_rows;       /* host: bound that the plan knows */
+  int32_t num_sources;         /* ep_size */
+  const int32_t *offsets;      /* [num_experts + 1] rows in the window */
+  const int32_t *host_offsets; /* the same, host */
+  const int32_t *counts; /* [num_sources, num_experts] rows in the window */
+  int64_t rows;          /* host: offsets[num_experts] */
+  int64_t max_rows;      /* host: bound that the plan knows */
   int64_t pool_row; /* first row of the window among the layer's pool rows */
   bool first_round; /* of this run in this micro-batch */
 } mz_window_t;

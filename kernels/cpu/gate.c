@@ -328,7 +328,7 @@ void mz_cpu_gate_route(const mz_gate_t *a)
   }
   if (a->fixed_logits) copy_fixed_logits(a);
   gap = choose_and_normalise(a);
-  if (has_choice(a) && gap < *a->min_gap) *a->min_gap = gap;
+  if (has_choice(a) && (double)gap < *a->min_gap) *a->min_gap = gap;
   add_sums(a);
   write_keys(a);
   if (a->capacity > 0) {

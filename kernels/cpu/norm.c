@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+enum { PARTIALS = 32 }; /* blocks of rows: fixed, whatever the threads */
+
 MZ_CLONES static float sum_row(const float *restrict s, int64_t n)
 {
   float sum = 0;
@@ -153,11 +155,11 @@ MZ_CLONES static void input_row(const float *restrict s,
 static void backward_block(const mz_add_norm_grad_t *a, int64_t block)
 {
   int64_t n = a->width;
-  int64_t end = (block + 1) * a->rows / MZ_NORM_PARTIALS;
+  int64_t end = (block + 1) * a->rows / PARTIALS;
   float *dw = a->partial + block * 2 * n, *db = dw + n;
 
   memset(dw, 0, (size_t)(2 * n) * sizeof *dw);
-  for (int64_t row = block * a->rows / MZ_NORM_PARTIALS; row < end; row++) {
+  for (int64_t row = block * a->rows / PARTIALS; row < end; row++) {
     const float *s = (const float *)a->sum + row * n;
     const float *dh = (const float *)a->dh + row * n;
     float mean = a->kind == MZ_NORM_LAYER ? a->mean[row] : 0;
@@ -176,7 +178,7 @@ static void add_partials(const float *partial, int64_t width, int accumulate,
                          float *out)
 {
   if (!accumulate) memset(out, 0, (size_t)width * sizeof *out);
-  for (int block = 0; block < MZ_NORM_PARTIALS; block++)
+  for (int block = 0; block < PARTIALS; block++)
     mz_row_add(out, partial + block * 2 * width, out, width);
 }
 
@@ -186,7 +188,7 @@ mz_status_t mz_k_add_norm_grad_cpu(const mz_kernels_t *kernels,
 {
   MZ_TRY(mz_dropout_check(&a->dropout));
 #pragma omp parallel for schedule(dynamic)
-  for (int64_t block = 0; block < MZ_NORM_PARTIALS; block++)
+  for (int64_t block = 0; block < PARTIALS; block++)
     backward_block(a, block);
   add_partials(a->partial, a->width, a->accumulate_w, a->dw);
   if (a->db)

@@ -14,31 +14,31 @@
 
 enum {
   PIECE = 2048, /* elements a thread works on at a time */
-  PARTS = 64,   /* of a sum: fixed, so that the order depends on n alone */
-  LANES = 16    /* partial sums in a part, whatever the vectors' width */
+  LANES = 16    /* partial sums in a stretch, whatever the vectors' width */
 };
 
-/* The numbers of a step, rounded to fp32 once. */
+/* The numbers of a step and a group, rounded to fp32 once. */
 typedef struct adamw_step {
   float factor, lr, eps, decay, l2;
   float beta1, rest1, beta2, rest2; /* rest = 1 - beta */
   float scale1, scale2;             /* 1 / c1, 1 / c2 */
 } adamw_step_t;
 
-static adamw_step_t adamw_step(const mz_adamw_t *a)
+static adamw_step_t adamw_step(const mz_adamw_t *a, int32_t group)
 {
-  double c1 = a->bias_correction ? 1.0 - pow(a->beta1, (double)a->t) : 1.0;
-  double c2 = a->bias_correction ? 1.0 - pow(a->beta2, (double)a->t) : 1.0;
+  const mz_adamw_group_t *g = &a->groups[group];
+  double c1 = a->bias_correction ? 1.0 - pow(g->beta1, (double)a->t) : 1.0;
+  double c2 = a->bias_correction ? 1.0 - pow(g->beta2, (double)a->t) : 1.0;
   adamw_step_t s = {
       .factor = a->factor[0],
-      .lr = (float)a->lr,
-      .eps = (float)a->eps,
-      .decay = a->l2 ? 0.0f : (float)a->decay,
-      .l2 = a->l2 ? (float)a->decay : 0.0f,
-      .beta1 = (float)a->beta1,
-      .rest1 = (float)(1.0 - a->beta1),
-      .beta2 = (float)a->beta2,
-      .rest2 = (float)(1.0 - a->beta2),
+      .lr = (float)g->lr,
+      .eps = (float)g->eps,
+      .decay = a->l2 ? 0.0f : (float)g->decay,
+      .l2 = a->l2 ? (float)g->decay : 0.0f,
+      .beta1 = (float)g->beta1,
+      .rest1 = (float)(1.0 - g->beta1),
+      .beta2 = (float)g->beta2,
+      .rest2 = (float)(1.0 - g->beta2),
       .scale1 = (float)(1.0 / c1),
       .scale2 = (float)(1.0 / c2),
   };
@@ -65,24 +65,30 @@ static void adamw_range(const adamw_step_t *step, int64_t n, float *restrict w,
   }
 }
 
+static void adamw_stretch(const mz_adamw_t *a, const mz_stretch_t *s)
+{
+  adamw_step_t step = adamw_step(a, s->group);
+
+  for (int64_t at = 0; at < s->n; at += PIECE) {
+    int64_t n = mz_min_i64(PIECE, s->n - at);
+
+    adamw_range(&step, n, s->w + at, s->m + at, s->v + at, s->grad + at);
+    if (s->out) mz_cpu_narrow(a->out_dtype, s->out, at, s->w + at, n);
+  }
+}
+
 mz_status_t mz_k_adamw_cpu(const mz_kernels_t *kernels, const mz_adamw_t *a,
                            mz_stream_t stream)
 {
-  adamw_step_t step = adamw_step(a);
-
   (void)kernels;
   (void)stream;
   MZ_REQUIRE(a->t >= 1, MZ_ERR_ARG, "adamw: t is %" PRId64 ", need 1 or more",
              a->t);
-  MZ_REQUIRE(!a->out || mz_cpu_is_float(a->out_dtype), MZ_ERR_UNSUPPORTED,
+  MZ_REQUIRE(mz_cpu_is_float(a->out_dtype), MZ_ERR_UNSUPPORTED,
              "adamw: no weights of dtype %d", (int)a->out_dtype);
-#pragma omp parallel for schedule(static) if (a->n > PIECE)
-  for (int64_t at = 0; at < a->n; at += PIECE) {
-    int64_t n = mz_min_i64(PIECE, a->n - at);
-
-    adamw_range(&step, n, a->w + at, a->m + at, a->v + at, a->grad + at);
-    if (a->out) mz_cpu_narrow(a->out_dtype, a->out, at, a->w + at, n);
-  }
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < a->num_stretches; i++)
+    adamw_stretch(a, &a->stretches[i]);
   return MZ_OK;
 }
 
@@ -149,22 +155,17 @@ static double squares_of(const float *x, int64_t n)
 mz_status_t mz_k_sum_squares_cpu(const mz_kernels_t *kernels,
                                  const mz_sum_squares_t *a, mz_stream_t stream)
 {
-  double part[PARTS], sum = 0.0;
-  int64_t size = mz_round_up(mz_div_up(a->n, PARTS), LANES);
-
   (void)kernels;
   (void)stream;
-  if (a->n == 0) return MZ_OK;
-#pragma omp parallel for schedule(static) if (a->n > PIECE)
-  for (int p = 0; p < PARTS; p++) {
-    int64_t begin = mz_min_i64(p * size, a->n);
-    int64_t end = mz_min_i64(begin + size, a->n);
-
-    part[p] = squares_of(a->x + begin, end - begin);
+  a->out[0] = a->out[1] = 0;
+#pragma omp parallel for schedule(static)
+  for (int64_t i = 0; i < a->num_stretches; i++)
+    a->partial[i] = squares_of(a->stretches[i].grad, a->stretches[i].n);
+  for (int64_t i = 0; i < a->num_stretches; i++) {
+    if (!isfinite(a->partial[i]) && a->out[1] == 0)
+      a->out[1] = a->stretches[i].tensor + 1;
+    a->out[0] += a->partial[i];
   }
-  for (int p = 0; p < PARTS; p++)
-    sum += part[p];
-  a->out[0] += sum;
   return MZ_OK;
 }
 

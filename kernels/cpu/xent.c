@@ -65,14 +65,15 @@ static double loss_row(const mz_xent_t *a, float *z, int32_t label)
 static void loss_chunk(const mz_xent_t *a, int64_t first, int64_t rows)
 {
   double loss[LOSS_ROWS];
+  float *logits = a->logits;
 
   for (int64_t r0 = 0; r0 < rows; r0 += LOSS_ROWS) {
     int64_t n = mz_min_i64(LOSS_ROWS, rows - r0);
 
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < n; r++)
-      loss[r] = loss_row(a, a->logits + (r0 + r) * a->vocab,
-                         a->labels[first + r0 + r]);
+      loss[r] =
+          loss_row(a, logits + (r0 + r) * a->vocab, a->labels[first + r0 + r]);
     for (int64_t r = 0; r < n; r++)
       *a->loss += loss[r];
   }

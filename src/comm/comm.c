@@ -260,6 +260,7 @@ void mz_comm_destroy(mz_comm_t **comm)
       close_group(&c->groups[i]);
     MPI_Comm_free(&c->control);
   }
+  mz_comm_leave_device(c);
   free_memory(c);
   *comm = NULL;
 }

@@ -24,12 +24,19 @@
  * failed, MPI failed) ends the queue in the same way: its own rank keeps its
  * code, the others get MZ_ERR_PEER with "rank R failed: text".
  *
+ * Devices: with a GPU (mz_comm_use_device) a message is ready when the work
+ * that the device's stream had when it was posted is done. Buffers of a message
+ * are host memory, or backend memory where it says so: those go to MPI as they
+ * are.
+ *
  * Threads: one thread calls these functions. While a communicator with a thread
  * exists, the program makes no other MPI call, unless MPI was initialised with
  * MPI_THREAD_MULTIPLE.
  */
 #ifndef MZ_COMM_COMM_H
 #define MZ_COMM_COMM_H
+
+#include "kernels/device.h"
 
 #include <moezero/status.h>
 #include <moezero/types.h>
@@ -68,6 +75,19 @@ void mz_comm_destroy(mz_comm_t **comm);
  */
 mz_status_t mz_comm_add_group(mz_comm_t *comm, const char *name,
                               const int *ranks, int size, int *group_out);
+
+/**
+ * From now on messages wait for the device's stream, and may lie in its memory.
+ * A backend that is not the host's is tried with a real transfer. Collective;
+ * no message may be under way. Borrowed until destroy.
+ * @return MZ_OK, MZ_ERR_UNSUPPORTED (this MPI does not take its pointers),
+ * MZ_ERR_CUDA, MZ_ERR_MPI.
+ */
+mz_status_t mz_comm_use_device(mz_comm_t *comm, mz_device_t *device);
+
+/** This rank among those of its machine (shared memory). Collective; no message
+ * may be under way. */
+mz_status_t mz_comm_node(mz_comm_t *comm, int *rank_out, int *size_out);
 
 int mz_comm_rank(const mz_comm_t *comm);
 int mz_comm_size(const mz_comm_t *comm);
@@ -113,6 +133,7 @@ typedef struct mz_msg {
   mz_ticket_t after;
   mz_status_t (*bind)(void *ctx);
   void *ctx;
+  bool backend;  /* send and recv are backend memory of the device */
   int64_t bound; /* same on all ranks: no displacement + count of any rank is
                     above it; 0: none is above INT_MAX */
 } mz_msg_t;

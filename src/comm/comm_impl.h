@@ -31,12 +31,15 @@ typedef struct mz_flight {
   int num_requests; /* 0: done at its start */
   int tag;
   MPI_Request *requests; /* [2 W]: one; pairwise: receives, then sends */
+  mz_event_t copied;     /* of the own part in backend memory */
+  bool copying;          /* it is not done yet */
   int *ints;             /* [4, W] counts and displacements; or indices */
   int64_t *moved;        /* [2 W] pairwise: elements of the chunks so far */
 } mz_flight_t;
 
 typedef struct mz_slot {
   mz_msg_t msg;          /* written by the caller before `posted` passes it */
+  mz_event_t ready;      /* likewise: recorded when it is posted */
   _Atomic uint64_t done; /* number of the last message of this slot done */
 } mz_slot_t;
 
@@ -90,6 +93,8 @@ typedef struct mz_watchdog {
 
 struct mz_comm {
   mz_comm_opts_t opts;
+  mz_device_t *device; /* NULL: messages are ready when they are posted */
+  mz_stream_t stream;  /* of own copies in backend memory */
   int rank, size;
   MPI_Comm control;
   mz_comm_group_t *groups;
@@ -131,6 +136,9 @@ struct mz_comm {
 /* comm.c */
 mz_status_t mz_comm_mpi_status(int code, const char *call);
 const char *mz_comm_lane_name(int lane);
+
+/* device.c: events and stream of a device. */
+void mz_comm_leave_device(mz_comm_t *comm);
 
 /* queue.c */
 int64_t mz_comm_now_ns(void);

@@ -74,8 +74,19 @@ static mz_status_t start_next(mz_comm_t *comm, int lane, uint64_t number)
   flight->number = number;
   ring->num_flight++;
   atomic_store_explicit(&ring->started, number, memory_order_release);
-  if (flight->num_requests == 0) finish(ring, flight);
+  if (flight->num_requests == 0 && !flight->copying) finish(ring, flight);
   return MZ_OK;
+}
+
+/* Counts are there and the device has written what is sent. */
+static mz_status_t is_ready(mz_comm_t *comm, const mz_slot_t *slot,
+                            bool *ready_out)
+{
+  mz_ticket_t after = slot->msg.after;
+
+  *ready_out = !after.number || is_done(comm, after);
+  if (!*ready_out || !comm->device) return MZ_OK;
+  return MZ_TRACE(mz_event_done(comm->device, slot->ready, ready_out));
 }
 
 static mz_status_t start_ready(mz_comm_t *comm, int lane, bool *moved)
@@ -86,9 +97,10 @@ static mz_status_t start_ready(mz_comm_t *comm, int lane, bool *moved)
       atomic_load_explicit(&ring->started, memory_order_relaxed) + 1;
 
   for (; next <= posted && ring->num_flight < ring->max_flight; next++) {
-    mz_ticket_t after = ring->slots[next % MZ_RING].msg.after;
+    bool ready;
 
-    if (after.number && !is_done(comm, after)) break;
+    MZ_TRY(is_ready(comm, &ring->slots[next % MZ_RING], &ready));
+    if (!ready) break;
     MZ_TRY(start_next(comm, lane, next));
     *moved = true;
   }
@@ -152,6 +164,10 @@ static void *run_thread(void *ctx)
   mz_comm_t *comm = ctx;
   int idle = 0;
 
+  if (comm->device) {
+    mz_status_t st = mz_device_attach(comm->device);
+    if (st != MZ_OK) mz_watchdog_fail(comm, st, mz_error_message());
+  }
   while (!atomic_load(&comm->stop)) {
     mz_queue_progress(comm);
     if (has_work(comm)) idle = 0;
@@ -249,6 +265,10 @@ mz_status_t mz_comm_post(mz_comm_t *comm, mz_lane_t lane, const mz_msg_t *msg,
   MZ_TRY(check_failed(comm));
 
   ring->slots[ticket.number % MZ_RING].msg = *msg;
+  if (comm->device)
+    MZ_TRY(mz_event_record(comm->device,
+                           ring->slots[ticket.number % MZ_RING].ready,
+                           comm->device->stream));
   atomic_store(&ring->posted, ticket.number);
   if (comm->running)
     wake_thread(comm);

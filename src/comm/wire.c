@@ -98,12 +98,22 @@ static mz_status_t check_blocks(const mz_msg_t *msg, int size, int rank)
   return MZ_OK;
 }
 
-static void copy_own(const mz_msg_t *msg, int rank)
+static mz_status_t copy_own(mz_comm_t *comm, mz_flight_t *f, int rank)
 {
+  const mz_msg_t *msg = f->msg;
   int64_t bytes = recv_count(msg, rank) * (int64_t)msg->element_bytes;
+  char *to = recv_block(msg, rank);
+  const char *from = send_block(msg, rank, rank);
 
-  if (bytes > 0 && recv_block(msg, rank) != send_block(msg, rank, rank))
-    memcpy(recv_block(msg, rank), send_block(msg, rank, rank), (size_t)bytes);
+  if (bytes == 0 || to == from) return MZ_OK;
+  if (!msg->backend || !comm->device) {
+    memcpy(to, from, (size_t)bytes);
+    return MZ_OK;
+  }
+  MZ_TRY(mz_device_copy(comm->device, to, from, bytes, comm->stream));
+  MZ_TRY(mz_event_record(comm->device, f->copied, comm->stream));
+  f->copying = true;
+  return MZ_OK;
 }
 
 static mz_status_t to_ints(const int64_t *values, int size, int *out)
@@ -180,8 +190,7 @@ static mz_status_t start_pairwise(mz_comm_t *comm, int lane, mz_flight_t *f)
     MZ_TRY(start_chunk(comm, lane, f, (group->rank + size - k) % size));
   for (int k = 1; k < size; k++)
     MZ_TRY(start_chunk(comm, lane, f, size + (group->rank + k) % size));
-  copy_own(f->msg, group->rank);
-  return MZ_OK;
+  return MZ_TRACE(copy_own(comm, f, group->rank));
 }
 
 mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
@@ -190,12 +199,10 @@ mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
   mz_comm_group_t *group = &comm->groups[msg->group];
 
   flight->num_requests = 0;
+  flight->copying = false;
   flight->tag = (int)(group->started[lane]++ % NUM_TAGS);
   MZ_TRY(check_blocks(msg, group->size, group->rank));
-  if (group->size == 1) {
-    copy_own(msg, 0);
-    return MZ_OK;
-  }
+  if (group->size == 1) return MZ_TRACE(copy_own(comm, flight, 0));
   if (comm->opts.count_limit < INT_MAX || msg->bound > INT_MAX)
     return MZ_TRACE(start_pairwise(comm, lane, flight));
   return MZ_TRACE(
@@ -208,6 +215,13 @@ mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
   int num = 0;
 
   *done_out = false;
+  if (flight->copying) {
+    MZ_TRY(mz_event_done(comm->device, flight->copied, done_out));
+    if (!*done_out) return MZ_OK;
+    flight->copying = false;
+    if (flight->num_requests == 0) return MZ_OK;
+    *done_out = false;
+  }
   if (flight->num_requests == 1) {
     MZ_TRY_MPI(MPI_Test(flight->requests, &num, MPI_STATUS_IGNORE));
     *done_out = num != 0;

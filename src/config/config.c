@@ -240,6 +240,22 @@ void mz_config_destroy(mz_config_t **config)
   *config = NULL;
 }
 
+mz_status_t mz_config_set_device(mz_config_t *config, const char *device)
+{
+  mz_train_config_t *train = &config->values.train;
+
+  MZ_REQUIRE(
+      device && (strcmp(device, "cpu") == 0 || strcmp(device, "cuda") == 0),
+      MZ_ERR_ARG, "device %s, allowed: cpu, cuda", device ? device : "NULL");
+  snprintf(train->device, sizeof train->device, "%s", device);
+  return MZ_OK;
+}
+
+bool mz_config_uses_cuda(const mz_config_values_t *values)
+{
+  return strcmp(values->train.device, "cuda") == 0;
+}
+
 const mz_config_values_t *mz_config_values(const mz_config_t *config)
 {
   return &config->values;

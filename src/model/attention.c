@@ -54,7 +54,7 @@ static mz_status_t rotate(const attention_t *l, const mz_call_t *call,
 static mz_status_t attention_forward(const mz_call_t *call, void *self)
 {
   const attention_t *l = self;
-  mz_window_t all = mz_token_window(call, call->buffers[l->opts.offsets]);
+  mz_window_t all = mz_token_window(call);
   mz_attention_t a = attention_args(l, call);
   void *qkv = call->buffers[l->qkv_rows];
 
@@ -70,7 +70,7 @@ static mz_status_t attention_forward(const mz_call_t *call, void *self)
 static mz_status_t attention_backward(const mz_call_t *call, void *self)
 {
   const attention_t *l = self;
-  mz_window_t all = mz_token_window(call, call->buffers[l->opts.offsets]);
+  mz_window_t all = mz_token_window(call);
   const void *d_out = call->buffers[l->opts.d_out];
   void *d_qkv = call->buffers[l->d_qkv_rows];
   void *d_heads = call->buffers[l->d_heads];
@@ -167,12 +167,11 @@ static mz_status_t declare_steps(const attention_t *l, mz_decl_t *decl)
   mz_compute_opts_t backward = {.name = "attention_grad",
                                 .fn = attention_backward};
 
-  MZ_REFS(&forward, reads, o->in, o->offsets);
+  MZ_REFS(&forward, reads, o->in);
   MZ_REFS(&forward, writes, l->qkv_rows, l->heads, l->lse, o->out);
   MZ_REFS(&forward, weights, l->qkv.weight, l->qkv.bias, l->proj.weight,
           l->proj.bias);
-  MZ_REFS(&backward, reads, o->in, o->offsets, l->qkv_rows, l->heads, l->lse,
-          o->d_out);
+  MZ_REFS(&backward, reads, o->in, l->qkv_rows, l->heads, l->lse, o->d_out);
   MZ_REFS(&backward, writes, l->d_qkv_rows, l->d_heads, l->delta, o->d_in);
   MZ_REFS(&backward, weights, l->qkv.weight, l->proj.weight);
   MZ_REFS(&backward, grads, l->qkv.weight, l->qkv.bias, l->proj.weight,

@@ -31,10 +31,7 @@ static mz_status_t embedding_forward(const mz_call_t *call, void *self)
 {
   const embedding_t *l = self;
   mz_embedding_t a = embedding_args(l, call);
-  int32_t *offsets = call->buffers[l->opts.offsets];
 
-  offsets[0] = 0;
-  MZ_TRY(mz_int_from_i64(call->micro->num_tokens, &offsets[1]));
   a.wte = call->weights[l->wte];
   a.wpe = l->wpe < 0 ? NULL : call->weights[l->wpe];
   a.x = call->buffers[l->opts.x];
@@ -90,7 +87,7 @@ static mz_status_t declare_steps(const embedding_t *l, mz_decl_t *decl)
   mz_compute_opts_t backward = {.name = "embedding_grad",
                                 .fn = embedding_backward};
 
-  MZ_REFS(&forward, writes, l->opts.x, l->opts.offsets);
+  MZ_REFS(&forward, writes, l->opts.x);
   MZ_REFS(&forward, weights, l->wte, l->wpe);
   MZ_REFS(&backward, reads, l->opts.d_x);
   MZ_REFS(&backward, grads, l->wte, l->wpe);

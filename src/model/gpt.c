@@ -16,7 +16,6 @@
 typedef struct gpt {
   const mz_config_values_t *config;
   mz_decl_t *decl;
-  int32_t offsets;  /* int32 [2] */
   int32_t d_stream; /* gradient of the residual stream */
   int32_t x;        /* the stream so far */
   int32_t y, d_y;   /* the branch to be added to it; -1: none, no dropout */
@@ -32,13 +31,6 @@ static int32_t branch_grad(const gpt_t *g)
 
 static mz_status_t declare_shared(gpt_t *g)
 {
-  mz_buffer_opts_t offsets = {.category = MZ_CAT_ROUTING,
-                              .kind = MZ_ROWS_FIXED,
-                              .rows = 1,
-                              .width = 2,
-                              .dtype = MZ_I32};
-
-  MZ_TRY(mz_declare_buffer(g->decl, "gpt", "token_rows", offsets, &g->offsets));
   return MZ_TRACE(mz_activation_buffer(
       g->decl, "gpt", "d_stream", g->config->model.hidden_size, &g->d_stream));
 }
@@ -55,7 +47,6 @@ static mz_status_t add_embedding(gpt_t *g)
                               .block = 0,
                               .init_std = m->initializer_range,
                               .dropout = m->dropout,
-                              .offsets = g->offsets,
                               .d_x = g->d_stream};
 
   MZ_TRY(mz_activation_buffer(g->decl, "gpt", "embedding", m->hidden_size,
@@ -120,8 +111,7 @@ static mz_status_t add_attention(gpt_t *g, int32_t l)
       .proj_bias = m->bias,
       .block = l + 1,
       .init_std = m->initializer_range,
-      .output_init_std = g->output_init_std,
-      .offsets = g->offsets};
+      .output_init_std = g->output_init_std};
 
   MZ_TRY(mz_int_from_i64(m->num_attention_heads, &opts.heads));
   MZ_TRY(mz_int_from_i64(m->num_key_value_heads, &opts.kv_heads));
@@ -152,8 +142,7 @@ static mz_status_t add_mlp(gpt_t *g, int32_t l)
   char name[MZ_NAME_MAX];
   mz_mlp_opts_t opts = {.prefix = name,
                         .ffn = ffn_opts(g, g->config->model.intermediate_size),
-                        .block = l + 1,
-                        .offsets = g->offsets};
+                        .block = l + 1};
 
   MZ_TRY(mz_format_name(name, "h.%d.ln_2", l));
   MZ_TRY(add_norm(g, name, l + 1, false, -1, &opts.in));
@@ -232,6 +221,18 @@ static mz_status_t add_moe(gpt_t *g, int32_t l, int32_t i)
   return MZ_TRACE(mz_moe_layer(g->decl, &opts));
 }
 
+/* Tokens whose logits exist at a time: what stays in the caches of a CPU; on a
+ * GPU what keeps it busy. */
+static int64_t logits_rows(const mz_config_values_t *config)
+{
+  enum { CPU_ROWS = 128, CUDA_ROWS = 8192 };
+  int64_t tokens =
+      config->train_micro_batch_size_per_gpu * config->data.sequence_length;
+
+  if (!mz_config_uses_cuda(config)) return CPU_ROWS;
+  return mz_max_i64(CPU_ROWS, mz_min_i64(tokens, CUDA_ROWS));
+}
+
 static mz_status_t add_head(gpt_t *g, int32_t block)
 {
   const mz_model_config_t *m = &g->config->model;
@@ -240,6 +241,7 @@ static mz_status_t add_head(gpt_t *g, int32_t block)
                          .hidden_size = m->hidden_size,
                          .block = block,
                          .init_std = m->initializer_range,
+                         .chunk_rows = logits_rows(g->config),
                          .logits_out = g->logits_out};
 
   MZ_TRY(add_norm(g, "ln_f", block, true, -1, &opts.in));

@@ -9,12 +9,10 @@
 
 #include <stdio.h>
 
-enum { CHUNK_ROWS = 128 }; /* rows whose logits exist at a time */
-
 typedef struct head {
   mz_head_opts_t opts;
   int32_t weight;    /* [V, H] */
-  int32_t logits[2]; /* fp32 [CHUNK_ROWS, V] by pass */
+  int32_t logits[2]; /* fp32 [chunk_rows, V] by pass */
 } head_t;
 
 static mz_xent_t xent_args(const head_t *l, const mz_call_t *call,
@@ -28,7 +26,7 @@ static mz_xent_t xent_args(const head_t *l, const mz_call_t *call,
                  .labels = call->micro->labels,
                  .scale = call->micro->token_scale,
                  .loss = call->scalars + MZ_SCALAR_LOSS_SUM,
-                 .chunk_rows = CHUNK_ROWS,
+                 .chunk_rows = l->opts.chunk_rows,
                  .logits = call->buffers[l->logits[pass]]};
   return a;
 }
@@ -47,18 +45,15 @@ static mz_status_t head_logits(const mz_call_t *call, void *self)
   int64_t last = call->micro->num_tokens - 1;
   size_t bytes = mz_dtype_bytes(call->kernels->dtype);
   mz_xent_t a = xent_args(l, call, MZ_FORWARD);
-  mz_convert_t copy = {.n = l->opts.vocab_size,
-                       .src = a.logits,
-                       .src_dtype = MZ_F32,
-                       .dst = l->opts.logits_out,
-                       .dst_dtype = MZ_F32};
 
   if (last < 0) return MZ_OK;
   a.rows = a.chunk_rows = 1;
   a.x = (const char *)a.x + (size_t)(last * l->opts.hidden_size) * bytes;
   a.labels = NULL;
   MZ_TRY(MZ_KERNEL(call, xent, &a));
-  return MZ_KERNEL(call, convert, &copy);
+  return MZ_TRACE(mz_device_copy(
+      call->kernels->device, l->opts.logits_out, a.logits,
+      l->opts.vocab_size * (int64_t)sizeof(float), call->stream));
 }
 
 static mz_status_t head_grad(const mz_call_t *call, void *self)
@@ -89,7 +84,7 @@ static mz_status_t declare_own(head_t *l, mz_decl_t *decl)
   const mz_head_opts_t *o = &l->opts;
   mz_buffer_opts_t logits = {.category = MZ_CAT_WORKSPACE,
                              .kind = MZ_ROWS_FIXED,
-                             .rows = CHUNK_ROWS,
+                             .rows = o->chunk_rows,
                              .width = o->vocab_size,
                              .dtype = MZ_F32};
   mz_tensor_opts_t weight = {.ndim = 2,

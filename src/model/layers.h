@@ -22,10 +22,9 @@ typedef struct mz_embedding_opts {
   int64_t positions; /* learned ones; 0: none */
   int32_t block;
   double init_std;
-  double dropout;  /* in [0, 1) */
-  int32_t offsets; /* written: int32 [2] = {0, T} */
-  int32_t x;       /* written */
-  int32_t d_x;     /* read backward */
+  double dropout; /* in [0, 1) */
+  int32_t x;      /* written */
+  int32_t d_x;    /* read backward */
 } mz_embedding_opts_t;
 
 mz_status_t mz_embedding_declare(mz_decl_t *decl,
@@ -61,7 +60,6 @@ typedef struct mz_attention_opts {
   bool qkv_bias, proj_bias;
   int32_t block;
   double init_std, output_init_std;
-  int32_t offsets; /* int32 [2] */
   int32_t in, out; /* read, written */
   int32_t d_out;   /* read backward */
   int32_t d_in;    /* written backward; may be in */
@@ -75,7 +73,6 @@ typedef struct mz_mlp_opts {
   const char *prefix; /* "h.3.mlp" */
   mz_ffn_opts_t ffn;
   int32_t block;
-  int32_t offsets; /* int32 [2] */
   int32_t in, out; /* read, written */
   int32_t d_out;   /* read backward */
   int32_t d_in;    /* written backward; may be in */
@@ -90,8 +87,9 @@ typedef struct mz_head_opts {
   int64_t vocab_size, hidden_size;
   int32_t block;
   double init_std;
-  int32_t in;   /* read */
-  int32_t d_in; /* written backward; may be in */
+  int64_t chunk_rows; /* tokens whose logits exist at a time */
+  int32_t in;         /* read */
+  int32_t d_in;       /* written backward; may be in */
   float
       *logits_out; /* NULL, or for generation: host [V], borrowed. Those of the
                      last token go there, instead of a loss and gradients */

@@ -20,7 +20,7 @@ typedef struct mlp {
 static mz_status_t mlp_forward(const mz_call_t *call, void *self)
 {
   const mlp_t *l = self;
-  mz_window_t all = mz_token_window(call, call->buffers[l->opts.offsets]);
+  mz_window_t all = mz_token_window(call);
   mz_expert_rows_t rows = {.window = &all,
                            .x = call->buffers[l->opts.in],
                            .saved = call->buffers[l->saved],
@@ -33,7 +33,7 @@ static mz_status_t mlp_forward(const mz_call_t *call, void *self)
 static mz_status_t mlp_backward(const mz_call_t *call, void *self)
 {
   const mlp_t *l = self;
-  mz_window_t all = mz_token_window(call, call->buffers[l->opts.offsets]);
+  mz_window_t all = mz_token_window(call);
   mz_expert_rows_t rows = {.window = &all,
                            .x = call->buffers[l->opts.in],
                            .saved = call->buffers[l->saved],
@@ -83,11 +83,11 @@ static mz_status_t declare_steps(const mlp_t *l, mz_decl_t *decl)
   mz_compute_opts_t forward = {.name = "mlp", .fn = mlp_forward};
   mz_compute_opts_t backward = {.name = "mlp_grad", .fn = mlp_backward};
 
-  MZ_REFS(&forward, reads, o->in, o->offsets);
+  MZ_REFS(&forward, reads, o->in);
   MZ_REFS(&forward, writes, l->saved, l->scratch[MZ_FORWARD], o->out);
   MZ_REFS(&forward, weights, up->weight, up->bias, gate->weight, gate->bias,
           down->weight, down->bias);
-  MZ_REFS(&backward, reads, o->in, o->offsets, l->saved, o->d_out);
+  MZ_REFS(&backward, reads, o->in, l->saved, o->d_out);
   MZ_REFS(&backward, writes, l->saved, l->scratch[MZ_BACKWARD], o->d_in);
   MZ_REFS(&backward, weights, up->weight, gate->weight, down->weight);
   MZ_REFS(&backward, grads, up->weight, up->bias, gate->weight, gate->bias,

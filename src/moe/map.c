@@ -47,6 +47,7 @@ mz_status_t mz_map_forward(const mz_map_t *map, const mz_call_t *call,
   int32_t first = window->first_expert;
   mz_linear_t a = {.num_groups = window->num_experts,
                    .offsets = window->offsets,
+                   .host_offsets = window->host_offsets,
                    .max_rows = window->rows,
                    .n = map->n,
                    .k = map->k,
@@ -68,6 +69,7 @@ mz_status_t mz_map_wgrad(const mz_map_t *map, const mz_call_t *call,
   int32_t first = window->first_expert;
   mz_linear_wgrad_t a = {.num_groups = window->num_experts,
                          .offsets = window->offsets,
+                         .host_offsets = window->host_offsets,
                          .max_rows = window->rows,
                          .n = map->n,
                          .k = map->k,
@@ -89,6 +91,7 @@ static mz_linear_dgrad_t dgrad_args(const mz_map_t *map, const mz_call_t *call,
 {
   mz_linear_dgrad_t a = {.num_groups = window->num_experts,
                          .offsets = window->offsets,
+                         .host_offsets = window->host_offsets,
                          .max_rows = window->rows,
                          .n = map->n,
                          .k = map->k,
@@ -129,11 +132,12 @@ mz_status_t mz_map_dgrad_gelu(const mz_map_t *map, const mz_call_t *call,
   return MZ_KERNEL(call, linear_dgrad, &a);
 }
 
-mz_window_t mz_token_window(const mz_call_t *call, const int32_t *offsets)
+mz_window_t mz_token_window(const mz_call_t *call)
 {
   mz_window_t window = {.num_experts = 1,
                         .num_sources = 1,
-                        .offsets = offsets,
+                        .offsets = call->micro->offsets,
+                        .host_offsets = call->micro->host_offsets,
                         .rows = call->micro->num_tokens,
                         .max_rows = call->micro->num_tokens,
                         .first_round = true};

@@ -56,9 +56,8 @@ mz_status_t mz_map_dgrad_gelu(const mz_map_t *map, const mz_call_t *call,
                               const mz_window_t *window, const void *dy,
                               const void *pre, void *dx);
 
-/** The window of a dense layer: one group of the micro-batch's T tokens.
- * @param offsets  int32 [2] in backend memory, {0, T}. */
-mz_window_t mz_token_window(const mz_call_t *call, const int32_t *offsets);
+/** The window of a dense layer: one group of the micro-batch's T tokens. */
+mz_window_t mz_token_window(const mz_call_t *call);
 
 /** The element @p index of an array of the model's dtype. */
 static inline void *mz_at(const mz_call_t *call, void *base, int64_t index)

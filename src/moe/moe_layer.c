@@ -126,6 +126,20 @@ static mz_status_t declare_tensors(mz_moe_layer_t *l, mz_decl_t *decl)
   return MZ_OK;
 }
 
+static mz_status_t declare_given(mz_moe_layer_t *l, mz_decl_t *decl,
+                                 const char *suffix, int64_t width,
+                                 mz_dtype_t dtype, int32_t *buffer_out)
+{
+  return MZ_TRACE(
+      mz_declare_buffer(decl, l->name, suffix,
+                        (mz_buffer_opts_t){.category = MZ_CAT_ROUTING,
+                                           .kind = MZ_ROWS_FIXED,
+                                           .rows = 1,
+                                           .width = width,
+                                           .dtype = dtype},
+                        buffer_out));
+}
+
 static mz_status_t declare_token_buffers(mz_moe_layer_t *l, mz_decl_t *decl)
 {
   int64_t E = l->opts.moe.num_experts, k = l->opts.moe.k;
@@ -156,6 +170,12 @@ static mz_status_t declare_token_buffers(mz_moe_layer_t *l, mz_decl_t *decl)
                                                 .width = list[i].width,
                                                 .dtype = list[i].dtype},
                              list[i].id));
+  l->logits = l->table = -1;
+  if (l->opts.fixed_logits)
+    MZ_TRY(declare_given(l, decl, "given_logits", E, MZ_F32, &l->logits));
+  if (l->opts.route_table)
+    MZ_TRY(declare_given(l, decl, "route_table", l->opts.route_tokens, MZ_I32,
+                         &l->table));
   return MZ_TRACE(
       mz_declare_buffer(decl, l->name, "kept",
                         (mz_buffer_opts_t){.category = MZ_CAT_ROUTING,
@@ -219,7 +239,7 @@ static mz_status_t declare_forward(const mz_moe_layer_t *l, mz_decl_t *decl)
 
   MZ_REFS(&route, reads, l->opts.in);
   MZ_REFS(&route, writes, l->probs, l->lse, l->expert_ids, l->weight, l->row,
-          l->kept, l->send);
+          l->kept, l->send, l->logits, l->table);
   MZ_REFS(&route, weights, l->gate);
   MZ_REFS(&experts, reads, round->recv);
   MZ_REFS(&experts, writes, l->pool_x, l->pool_saved, round->x, round->saved,
@@ -283,7 +303,7 @@ static mz_status_t declare_backward(const mz_moe_layer_t *l, mz_decl_t *decl)
           l->opts.in);
   MZ_REFS(&combine, writes, l->send, l->d_weight, l->resend);
   MZ_REFS(&route, reads, l->opts.in, l->probs, l->lse, l->expert_ids, l->weight,
-          l->row, l->kept, l->d_weight, l->send);
+          l->row, l->kept, l->d_weight, l->send, l->logits, l->table);
   MZ_REFS(&route, writes, l->opts.d_in, l->dlogits);
   MZ_REFS(&route, weights, l->gate);
   MZ_REFS(&route, grads, l->gate);

@@ -10,8 +10,6 @@
 #include "base/check.h"
 #include "moe/map.h"
 
-#include <math.h>
-
 static mz_gate_t gate_args(const mz_moe_layer_t *l, const mz_call_t *call)
 {
   const mz_moe_opts_t *moe = &l->opts.moe;
@@ -21,8 +19,9 @@ static mz_gate_t gate_args(const mz_moe_layer_t *l, const mz_call_t *call)
                  .width = l->opts.hidden_size,
                  .x = call->buffers[l->opts.in],
                  .w = call->weights[l->gate],
-                 .fixed_logits = l->opts.fixed_logits,
-                 .route_table = l->opts.route_table,
+                 .fixed_logits =
+                     l->logits < 0 ? NULL : call->buffers[l->logits],
+                 .route_table = l->table < 0 ? NULL : call->buffers[l->table],
                  .tokens = call->micro->tokens,
                  .capacity = call->moe->capacity,
                  .policy = l->opts.drop_policy,
@@ -53,16 +52,30 @@ static mz_status_t permute(const mz_moe_layer_t *l, const mz_call_t *call,
   return MZ_KERNEL(call, permute, &a);
 }
 
+/* What a test gives for the gate, where the kernels read it. */
+static mz_status_t upload_given(const mz_moe_layer_t *l, const mz_call_t *call)
+{
+  const mz_device_t *device = call->kernels->device;
+
+  if (l->logits >= 0)
+    MZ_TRY(mz_device_upload(device, call->buffers[l->logits],
+                            l->opts.fixed_logits, 4 * l->opts.moe.num_experts,
+                            call->stream));
+  if (l->table >= 0)
+    MZ_TRY(mz_device_upload(device, call->buffers[l->table],
+                            l->opts.route_table, 4 * l->opts.route_tokens,
+                            call->stream));
+  return MZ_OK;
+}
+
 mz_status_t mz_moe_route(const mz_call_t *call, void *self)
 {
   const mz_moe_layer_t *l = self;
   mz_gate_t gate = gate_args(l, call);
-  float gap = INFINITY;
 
-  gate.min_gap = &gap;
+  gate.min_gap = &call->scalars[MZ_SCALAR_MIN_GAP];
+  MZ_TRY(upload_given(l, call));
   MZ_TRY(MZ_KERNEL(call, gate, &gate));
-  if (gap < call->scalars[MZ_SCALAR_MIN_GAP])
-    call->scalars[MZ_SCALAR_MIN_GAP] = gap;
   return MZ_TRACE(permute(l, call, l->send));
 }
 
@@ -189,10 +202,11 @@ static void set_aux(const mz_moe_layer_t *l, const mz_call_t *call,
   bool group = moe->aux_scope == MZ_SCOPE_GROUP;
   bool aux = moe->aux_loss != MZ_AUX_NONE && moe->aux_coef > 0;
   const int64_t *stats = group ? call->moe->total : call->moe->stats;
-  double tokens, divisor;
+  double tokens =
+      group ? call->moe->total_tokens : (double)call->micro->num_tokens;
+  double divisor;
 
   if (!aux && moe->z_coef <= 0) return;
-  tokens = (double)stats[MZ_STATS_TOKENS(moe->num_experts)];
   if (tokens <= 0) return;
   divisor = tokens * call->micro->accumulation;
   if (!group) divisor *= call->moe->ranks;

@@ -108,6 +108,40 @@ static mz_status_t add_workspace(mz_plan_t *p)
                                      true, &p->workspace));
 }
 
+/* With GPUs an arena of its own, small: everything in it stays. On the CPU
+ * backend memory is the host's. */
+static mz_status_t add_host(mz_plan_t *p, const char *name,
+                            mz_category_t category, int64_t bytes,
+                            int32_t *buffer_out)
+{
+  MZ_TRY(mz_plan_add_buffer(p, name, category, bytes, true, buffer_out));
+  p->buffers[*buffer_out].host = p->opts.cuda;
+  return MZ_OK;
+}
+
+/* The table that the optimizer's kernels read, and a partial sum for each of
+ * its rows. */
+static mz_status_t add_stretches(mz_plan_t *p)
+{
+  static const char *const names[] = {"stretches of sums",
+                                      "stretches of the update"};
+
+  p->stretches[0] = p->stretches[1] = p->squares = -1;
+  if (p->opts.inference) return MZ_OK;
+  for (int share = 0; share < 2; share++) {
+    for (int32_t i = 0; i < p->num_segments[share]; i++)
+      p->num_stretches[share] +=
+          mz_div_up(p->segments[share][i].length, MZ_PLAN_STRETCH);
+    MZ_TRY(mz_plan_add_buffer(p, names[share], MZ_CAT_WORKSPACE,
+                              p->num_stretches[share] * MZ_PLAN_STRETCH_BYTES,
+                              true, &p->stretches[share]));
+  }
+  return MZ_TRACE(mz_plan_add_buffer(p, "sums of squares", MZ_CAT_WORKSPACE,
+                                     p->num_stretches[MZ_SHARE_OWNED] *
+                                         (int64_t)sizeof(double),
+                                     true, &p->squares));
+}
+
 static int64_t counts_bytes(const mz_plan_t *p)
 {
   int64_t bytes = 0;
@@ -135,28 +169,40 @@ static mz_status_t add_engine(mz_plan_t *p)
 {
   int64_t world = p->opts.world_size, stats = p->stats_elements * 8;
   int64_t sequences = p->opts.micro_sequences * p->opts.accumulation;
+  int64_t data = sequences * p->opts.sequence_length * 8 + sequences * 8;
+  int64_t scalars = 8 * MZ_PLAN_SCALARS;
   const struct {
     const char *name;
     mz_category_t category;
+    bool host;
     int64_t bytes;
     int32_t *id;
   } all[] = {
-      {"statistics", MZ_CAT_ROUTING, stats, &p->stats},
-      {"statistics of all", MZ_CAT_ROUTING, stats * world, &p->stats_all},
-      {"statistics, sum", MZ_CAT_ROUTING, stats, &p->stats_total},
-      {"counts", MZ_CAT_ROUTING, counts_bytes(p), &p->counts_all},
-      {"window", MZ_CAT_ROUTING, window_bytes(p), &p->round_counts},
-      {"scalars", MZ_CAT_ROUTING, 8 * MZ_PLAN_SCALARS, &p->scalars},
-      {"scalars of all", MZ_CAT_ROUTING, 8 * MZ_PLAN_SCALARS * world,
+      {"statistics", MZ_CAT_ROUTING, false, stats, &p->stats},
+      {"statistics told", MZ_CAT_ROUTING, true, stats, &p->stats_own},
+      {"statistics of all", MZ_CAT_ROUTING, true, stats * world, &p->stats_all},
+      {"statistics, sum", MZ_CAT_ROUTING, false, stats, &p->stats_total},
+      {"counts", MZ_CAT_ROUTING, true, counts_bytes(p), &p->counts_all},
+      {"window", MZ_CAT_ROUTING, false, window_bytes(p), &p->round_counts},
+      {"token rows", MZ_CAT_ROUTING, false, 8, &p->token_rows},
+      {"scalars", MZ_CAT_ROUTING, false, scalars, &p->scalars},
+      {"scalars told", MZ_CAT_ROUTING, true, scalars, &p->scalars_own},
+      {"scalars of all", MZ_CAT_ROUTING, true, scalars * world,
        &p->scalars_all},
-      {"data", MZ_CAT_DATA,
-       sequences * p->opts.sequence_length * 8 + sequences * 8, &p->data},
+      {"clip factor", MZ_CAT_WORKSPACE, false, 8, &p->factor},
+      {"data", MZ_CAT_DATA, false, data, &p->data},
+      {"data to copy", MZ_CAT_DATA, true, data, &p->data_host},
   };
 
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-    MZ_TRY(mz_plan_add_buffer(p, all[i].name, all[i].category, all[i].bytes,
-                              true, all[i].id));
-  return MZ_OK;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    if (all[i].host)
+      MZ_TRY(
+          add_host(p, all[i].name, all[i].category, all[i].bytes, all[i].id));
+    else
+      MZ_TRY(mz_plan_add_buffer(p, all[i].name, all[i].category, all[i].bytes,
+                                true, all[i].id));
+  }
+  return MZ_TRACE(add_stretches(p));
 }
 
 mz_status_t mz_plan_make_buffers(mz_plan_t *plan)
@@ -386,7 +432,15 @@ mz_status_t mz_plan_place_buffers(mz_plan_t *plan)
     order[i] = i;
   qsort_r(order, (size_t)plan->num_buffers, sizeof *order, by_size, plan);
   for (int32_t i = 0; i < plan->num_buffers; i++)
-    if (lives(&plan->buffers[order[i]])) place(plan, order[i], placed, &num);
+    if (lives(&plan->buffers[order[i]]) && !plan->buffers[order[i]].host)
+      place(plan, order[i], placed, &num);
+  for (int32_t i = 0; i < plan->num_buffers; i++) {
+    mz_plan_buffer_t *b = &plan->buffers[i];
+
+    if (!b->host) continue;
+    b->offset = plan->host_bytes;
+    plan->host_bytes += mz_round_up(b->bytes, MZ_ALIGN_BYTES);
+  }
 done:
   mz_free(order);
   mz_free(placed);

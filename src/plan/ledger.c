@@ -71,7 +71,7 @@ static mz_status_t add_peaks(mz_plan_t *p)
     mz_free(delta);
   }
   for (int32_t b = 0; b < p->num_buffers; b++)
-    if (p->buffers[b].persistent)
+    if (p->buffers[b].persistent && !p->buffers[b].host)
       peak[p->buffers[b].category] +=
           mz_round_up(p->buffers[b].bytes, MZ_ALIGN_BYTES);
   for (int c = 0; c < MZ_NUM_CATEGORIES; c++)

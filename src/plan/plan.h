@@ -60,8 +60,12 @@
 #include <moezero/layer.h>
 
 enum {
-  MZ_PLAN_ALIGN = 128, /* elements */
-  MZ_PLAN_SCALARS = 16 /* fp64 numbers that a rank tells the others at once */
+  MZ_PLAN_ALIGN = 128,  /* elements */
+  MZ_PLAN_SCALARS = 16, /* fp64 numbers that a rank tells the others at once */
+  /* The optimizer's table: a row for at most so many elements of a segment
+     (mz_stretch_t of kernels/optim.h). */
+  MZ_PLAN_STRETCH = 65536,
+  MZ_PLAN_STRETCH_BYTES = 56
 };
 
 /* Bytes of a MoE's counts: what this rank sends (kept[E], pool rows used), the
@@ -230,8 +234,9 @@ typedef struct mz_plan_buffer {
   char name[MZ_NAME_MAX];
   mz_category_t category;
   int64_t bytes;  /* of its own */
-  int64_t offset; /* in the arena */
+  int64_t offset; /* in its arena */
   bool persistent;
+  bool host; /* with GPUs: in the host's arena, pinned */
   mz_life_t life[MZ_NUM_WALKS];
   int64_t row_bytes; /* pool buffers: bytes of the widest layer's row */
 } mz_plan_buffer_t;
@@ -289,6 +294,7 @@ typedef struct mz_plan_opts {
   bool data_before_expert; /* order of the expert groups */
   mz_dtype_t communication_dtype;
   bool inference; /* forward only: no gradients, no optimizer state */
+  bool cuda;      /* for GPUs: budgets of the kernels' workspace */
   mz_machine_t machine;
 } mz_plan_opts_t;
 
@@ -326,9 +332,15 @@ struct mz_plan {
   int32_t *buffer_of_decl; /* declaration buffer -> plan buffer */
   int32_t params, accum, master, exp_avg, exp_avg_sq; /* regions; -1: none */
   int32_t workspace; /* of the kernels; -1: they need none */
-  int32_t stats, stats_all, stats_total, counts_all, scalars, scalars_all, data,
-      round_counts; /* engine's buffers */
-  int64_t arena_bytes;
+  /* The engine's buffers. Kernels write statistics, counts and scalars in
+     backend memory; what the ranks tell each other lies in host memory. */
+  int32_t stats, stats_own, stats_all, stats_total, counts_all, scalars,
+      scalars_own, scalars_all, data, data_host, token_rows, round_counts,
+      factor;
+  int32_t stretches[2], squares; /* of the optimizer; -1: none */
+  int64_t num_stretches[2];      /* by mz_share_t */
+  int64_t arena_bytes;           /* of backend memory */
+  int64_t host_bytes;            /* of pinned host memory; 0 on the CPU */
   int64_t category_bytes[MZ_NUM_CATEGORIES]; /* of the buffers' own bytes */
   int64_t peak_gathered; /* elements of weights gathered at once */
 

@@ -144,10 +144,11 @@ static json_t *times(const mz_plan_t *p)
 static json_t *whole(const mz_plan_t *p)
 {
   return json_pack(
-      "{s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:f, s:I, s:I, s:o}",
+      "{s:o, s:o, s:o, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:f, s:I, s:I, s:o}",
       "options", head(p), "groups", list(p, p->num_groups, group_row), "units",
       list(p, p->num_units, unit_row), "bytes", categories(p), "arena_bytes",
-      (ll)p->arena_bytes, "moes", list(p, p->num_moes, moe_row), "buffers",
+      (ll)p->arena_bytes, "host_bytes", (ll)p->host_bytes, "moes",
+      list(p, p->num_moes, moe_row), "buffers",
       list(p, p->num_buffers, buffer_row), "messages",
       list(p, p->num_traffic, traffic_row), "schedule", schedule(p),
       "operations", p->operations, "peak_gathered", (ll)p->peak_gathered,

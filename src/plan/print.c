@@ -77,10 +77,13 @@ static mz_status_t add_memory(const mz_plan_t *p, mz_text_t *text)
     MZ_TRY(mz_text_add(text, "  %-20s %12.6f\n",
                        mz_category_name((mz_category_t)c),
                        gib(p->category_bytes[c])));
-  return MZ_TRACE(mz_text_add(text,
-                              "  %-20s %12.6f  peaks at different times may "
-                              "share bytes\n",
-                              "arena, in all", gib(p->arena_bytes)));
+  MZ_TRY(mz_text_add(text,
+                     "  %-20s %12.6f  peaks at different times may "
+                     "share bytes\n",
+                     "arena, in all", gib(p->arena_bytes)));
+  if (p->host_bytes == 0) return MZ_OK;
+  return MZ_TRACE(mz_text_add(text, "  %-20s %12.6f\n", "pinned host memory",
+                              gib(p->host_bytes)));
 }
 
 static mz_status_t add_messages(const mz_plan_t *p, mz_text_t *text)

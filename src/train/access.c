@@ -2,6 +2,7 @@
 /* Whole tensors, from and to the shards that the ranks own. */
 #include "train/engine_impl.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
 
 #include <string.h>
@@ -51,6 +52,9 @@ mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
                            mz_tensor_part_t part, float *values_out)
 {
   const mz_segment_t *s = find_segment(engine, MZ_SHARE_OWNED, tensor);
+  float *copy = NULL;
+  const float *own = values_out; /* of a rank that has nothing */
+  mz_status_t st = MZ_OK;
   int world = engine->plan->opts.world_size;
   int64_t mine[2] = {s ? s->tensor_offset : 0, s ? s->length : 0};
   int64_t *all = engine->extents, *counts = all + 2 * world;
@@ -66,29 +70,40 @@ mz_status_t mz_engine_read(mz_engine_t *engine, int32_t tensor,
     displs[r] = all[2 * r];
     counts[r] = all[2 * r + 1];
   }
-  return MZ_TRACE(
-      gather(engine, sizeof(float),
-             s ? mz_zero_segment(engine->zero, s, part) : values_out, mine[1],
-             values_out, counts, displs,
-             mz_decl_tensor_elements(engine->decl, tensor)));
+  if (s) own = mz_zero_segment(engine->zero, s, part);
+  if (s && !engine->device->ops->is_host) {
+    st = mz_new(s->length, "values of a tensor", &copy);
+    if (st == MZ_OK) st = mz_zero_fetch(engine->zero, own, s->length, copy);
+    own = copy;
+  }
+  MZ_TRY_GOTO(st, mz_comm_agree(engine->comm, st), done);
+  MZ_TRY_GOTO(st,
+              gather(engine, sizeof(float), own, mine[1], values_out, counts,
+                     displs, mz_decl_tensor_elements(engine->decl, tensor)),
+              done);
+done:
+  mz_free(copy);
+  return st;
 }
 
-void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
-                   const float *values)
+mz_status_t mz_engine_put(mz_engine_t *engine, int32_t tensor,
+                          mz_tensor_part_t part, const float *values)
 {
   mz_share_t share = part == MZ_PART_GRADS ? MZ_SHARE_OWNED : MZ_SHARE_UPDATED;
   const mz_segment_t *s = find_segment(engine, share, tensor);
 
-  if (s)
-    memcpy(mz_zero_segment(engine->zero, s, part), values + s->tensor_offset,
-           (size_t)s->length * sizeof *values);
+  if (!s) return MZ_OK;
+  return MZ_TRACE(mz_zero_store(engine->zero,
+                                mz_zero_segment(engine->zero, s, part),
+                                s->length, values + s->tensor_offset));
 }
 
 mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
                             mz_tensor_part_t part, const float *values)
 {
   MZ_TRY(check_access(engine, tensor, part));
-  mz_engine_put(engine, tensor, part, values);
+  MZ_TRY(
+      mz_comm_agree(engine->comm, mz_engine_put(engine, tensor, part, values)));
   return part == MZ_PART_WEIGHTS ? MZ_TRACE(mz_engine_publish(engine)) : MZ_OK;
 }
 
@@ -99,25 +114,57 @@ static uint64_t mix(uint64_t x)
   return x ^ (x >> 31);
 }
 
+enum { HASHED = 1 << 20 /* values in host memory at a time */ };
+
+/* Adds the hash of this rank's part of a tensor. @param piece  [HASHED], or NULL
+ * where the values lie in host memory. */
+static mz_status_t hash_segment(mz_engine_t *e, const mz_segment_t *s,
+                                float *piece, uint64_t *hash)
+{
+  const float *w = mz_zero_segment(e->zero, s, MZ_PART_WEIGHTS);
+  uint64_t base = mix(e->decl->tensors[s->tensor].hash);
+
+  for (int64_t at = 0; at < s->length; at += HASHED) {
+    int64_t num = mz_min_i64(HASHED, s->length - at);
+
+    if (piece) MZ_TRY(mz_zero_fetch(e->zero, w + at, num, piece));
+    for (int64_t j = 0; j < num; j++) {
+      uint32_t bits;
+
+      memcpy(&bits, piece ? &piece[j] : &w[at + j], sizeof bits);
+      *hash += mix(mix(base + (uint64_t)(s->tensor_offset + at + j)) + bits);
+    }
+  }
+  return MZ_OK;
+}
+
+static mz_status_t hash_own(mz_engine_t *e, uint64_t *hash_out)
+{
+  float *piece = NULL;
+  mz_status_t st = MZ_OK;
+
+  *hash_out = 0;
+  if (!e->device->ops->is_host)
+    MZ_TRY(mz_new(HASHED, "hashed values", &piece));
+  for (int32_t i = 0; i < e->plan->num_segments[MZ_SHARE_OWNED]; i++)
+    MZ_TRY_GOTO(
+        st,
+        hash_segment(e, &e->plan->segments[MZ_SHARE_OWNED][i], piece, hash_out),
+        done);
+done:
+  mz_free(piece);
+  return st;
+}
+
 /* A sum over elements of a mix of (tensor, index, bits): the order and the
  * owner do not matter. */
 mz_status_t mz_engine_param_hash(mz_engine_t *engine, uint64_t *hash_out)
 {
   int world = engine->plan->opts.world_size;
   int64_t *all = engine->extents, *counts = all + 2 * world;
-  uint64_t own = 0;
+  uint64_t own;
 
-  for (int32_t i = 0; i < engine->plan->num_segments[MZ_SHARE_OWNED]; i++) {
-    const mz_segment_t *s = &engine->plan->segments[MZ_SHARE_OWNED][i];
-    const float *w = mz_zero_segment(engine->zero, s, MZ_PART_WEIGHTS);
-    uint64_t base = mix(engine->decl->tensors[s->tensor].hash);
-
-    for (int64_t j = 0; j < s->length; j++) {
-      uint32_t bits;
-      memcpy(&bits, &w[j], sizeof bits);
-      own += mix(mix(base + (uint64_t)(s->tensor_offset + j)) + bits);
-    }
-  }
+  MZ_TRY(mz_comm_agree(engine->comm, hash_own(engine, &own)));
   for (int r = 0; r < world; r++) {
     counts[r] = 1;
     counts[world + r] = r;

@@ -35,21 +35,21 @@ static int64_t resident_bytes(void)
 
 /* --- one micro-batch --- */
 
-/* Data of a step in the arena: samples, then tokens, then labels. */
-static int64_t *samples_at(const mz_engine_t *e)
-{
-  return (int64_t *)mz_zero_buffer(e->zero, e->plan->data);
-}
+/* Data of a step in a buffer: samples, then tokens, then labels. */
+typedef struct step_arrays {
+  int64_t *samples;
+  int32_t *tokens, *labels;
+} step_arrays_t;
 
-static int32_t *tokens_at(const mz_engine_t *e)
+static step_arrays_t arrays_at(const mz_engine_t *e, int32_t buffer)
 {
   const mz_plan_opts_t *o = &e->plan->opts;
-  return (int32_t *)(samples_at(e) + o->accumulation * o->micro_sequences);
-}
+  step_arrays_t a;
 
-static int32_t *labels_at(const mz_engine_t *e)
-{
-  return tokens_at(e) + e->plan->opts.accumulation * e->plan->max_tokens;
+  a.samples = (int64_t *)mz_zero_buffer(e->zero, buffer);
+  a.tokens = (int32_t *)(a.samples + o->accumulation * o->micro_sequences);
+  a.labels = a.tokens + o->accumulation * e->plan->max_tokens;
+  return a;
 }
 
 static int32_t sequence_of(const mz_engine_t *e, int rank)
@@ -71,9 +71,12 @@ static int64_t most_tokens(const mz_engine_t *e, int32_t sequences)
   return most * sequences;
 }
 
-static void begin_micro(mz_engine_t *e, const mz_step_data_t *data, int32_t j)
+static mz_status_t begin_micro(mz_engine_t *e, const mz_step_data_t *data,
+                               int32_t j)
 {
   const mz_plan_opts_t *o = &e->plan->opts;
+  step_arrays_t a = arrays_at(e, e->plan->data);
+  char *rows = mz_zero_buffer(e->zero, e->plan->token_rows);
   int32_t length = sequence_of(e, o->rank);
 
   e->micro =
@@ -81,21 +84,26 @@ static void begin_micro(mz_engine_t *e, const mz_step_data_t *data, int32_t j)
                    .max_tokens = most_tokens(e, data->max_sequences[j]),
                    .sequences = data->sequences[j],
                    .sequence_length = length,
-                   .tokens = tokens_at(e) + j * e->plan->max_tokens,
-                   .labels = labels_at(e) + j * e->plan->max_tokens,
-                   .samples = samples_at(e) + j * o->micro_sequences,
+                   .tokens = a.tokens + j * e->plan->max_tokens,
+                   .labels = a.labels + j * e->plan->max_tokens,
+                   .samples = a.samples + j * o->micro_sequences,
+                   .offsets = (const int32_t *)(const void *)rows,
+                   .host_offsets = {0, data->sequences[j] * length},
                    .token_scale = e->total_labels > 0 ? 1 / e->total_labels : 0,
                    .index = j,
                    .accumulation = data->num_micro};
-  mz_routing_begin_micro(e);
+  MZ_TRY(mz_device_upload(e->device, rows, e->micro.host_offsets,
+                          sizeof e->micro.host_offsets, e->device->stream));
+  return MZ_TRACE(mz_routing_begin_micro(e));
 }
 
 /* Copies the step's data and counts what has a label. A rank whose sequences
  * are cut (debug.tokens_per_rank) holds them without gaps. */
-static void take_data(mz_engine_t *e, const mz_step_data_t *data,
-                      double *scalars)
+static mz_status_t take_data(mz_engine_t *e, const mz_step_data_t *data,
+                             double *scalars)
 {
   const mz_plan_opts_t *o = &e->plan->opts;
+  step_arrays_t a = arrays_at(e, e->plan->data_host);
   int64_t length = sequence_of(e, o->rank), labels = 0, tokens = 0;
 
   for (int32_t j = 0; j < data->num_micro; j++)
@@ -103,36 +111,38 @@ static void take_data(mz_engine_t *e, const mz_step_data_t *data,
       int64_t row = j * o->micro_sequences + s;
       int64_t to = j * e->plan->max_tokens + s * length;
 
-      samples_at(e)[row] = data->samples[row];
+      a.samples[row] = data->samples[row];
       for (int64_t t = 0; t < length; t++) {
         int32_t label = data->labels[row * o->sequence_length + t];
         if (mz_hooks_masked(e->config, o->rank)) label = -1;
-        tokens_at(e)[to + t] = data->tokens[row * o->sequence_length + t];
-        labels_at(e)[to + t] = label;
+        a.tokens[to + t] = data->tokens[row * o->sequence_length + t];
+        a.labels[to + t] = label;
         labels += label >= 0;
       }
       tokens += length;
     }
   scalars[MZ_AT_LABELS] = (double)labels;
   scalars[MZ_AT_TOKENS] = (double)tokens;
+  return MZ_TRACE(mz_device_copy(
+      e->device, mz_zero_buffer(e->zero, e->plan->data), a.samples,
+      e->plan->buffers[e->plan->data].bytes, e->device->stream));
 }
 
 static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
                          mz_mode_t mode)
 {
-  double *own = (double *)mz_zero_buffer(e->zero, e->plan->scalars);
+  double *own = (double *)mz_zero_buffer(e->zero, e->plan->scalars_own);
 
   e->status = e->late == MZ_OK ? MZ_OK : MZ_ERROR(e->late, "%s", e->late_text);
   e->call.mode = mode;
   e->call.step = e->steps;
   e->aux_sum = e->z_sum = e->weighted_aux = 0;
-  memset(own, 0, 8 * MZ_PLAN_SCALARS);
-  own[MZ_SCALAR_MIN_GAP] = HUGE_VAL;
+  MZ_TRY(mz_update_begin(e));
   MZ_REQUIRE(data->num_micro >= 1 &&
                  data->num_micro <= e->plan->opts.accumulation,
              MZ_ERR_ARG, "%d micro-batches, planned are %" PRId64,
              data->num_micro, e->plan->opts.accumulation);
-  take_data(e, data, own);
+  MZ_TRY(take_data(e, data, own));
   mz_routing_begin_step(e);
   return MZ_OK;
 }
@@ -166,7 +176,7 @@ static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
       e, mz_hooks_fault(e->config, e->plan->opts.rank, e->steps + 1, false));
   mz_zero_begin_step(e->zero);
   for (int32_t j = 0; j < data->num_micro; j++) {
-    begin_micro(e, data, j);
+    mz_engine_note(e, begin_micro(e, data, j));
     MZ_TRY(walk_whole(e, MZ_WALK_MICRO));
   }
   e->micro.index = 0; /* sums of the update are not of a later micro-batch */
@@ -242,7 +252,7 @@ mz_status_t mz_engine_eval(mz_engine_t *engine, const mz_step_data_t *data,
 {
   MZ_TRY(begin(engine, data, MZ_MODE_EVAL));
   for (int32_t j = 0; j < data->num_micro; j++) {
-    begin_micro(engine, data, j);
+    mz_engine_note(engine, begin_micro(engine, data, j));
     MZ_TRY(walk_whole(engine, MZ_WALK_EVAL));
   }
   MZ_TRY(walk_whole(engine, MZ_WALK_BEGIN));
@@ -321,12 +331,20 @@ static mz_status_t create_tables(mz_engine_t *e)
 
 static mz_status_t create_memory(mz_engine_t *e)
 {
-  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU, .dtype = e->plan->dtype};
-  mz_zero_opts_t zero = {
-      .plan = e->plan, .comm = e->comm, .comm_groups = e->comm_groups};
+  mz_kernels_opts_t opts = {.device = e->device,
+                            .dtype = e->plan->dtype,
+                            .deterministic = e->config->train.deterministic};
+  mz_zero_opts_t zero = {.plan = e->plan,
+                         .comm = e->comm,
+                         .comm_groups = e->comm_groups,
+                         .stream = e->device->stream};
 
-  MZ_TRY(mz_alloc_arena(e->plan->arena_bytes, "the plan's arena",
-                        (void **)&e->arena));
+  MZ_TRY(mz_device_alloc(e->device, e->plan->arena_bytes, "the plan's arena",
+                         (void **)&e->arena));
+  if (e->plan->host_bytes > 0)
+    MZ_TRY(mz_device_alloc_host(e->device, e->plan->host_bytes,
+                                "the plan's host arena",
+                                (void **)&e->host_arena));
   if (e->plan->workspace >= 0) {
     const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
     opts.workspace = e->arena + workspace->offset;
@@ -335,13 +353,14 @@ static mz_status_t create_memory(mz_engine_t *e)
   MZ_TRY(mz_kernels_create(&opts, &e->kernels));
   zero.kernels = e->kernels;
   zero.arena = e->arena;
+  zero.host_arena = e->host_arena;
   MZ_TRY(mz_zero_create(&zero, &e->zero));
   MZ_TRY(create_tables(e));
   e->call = (mz_call_t){
       .seed = (uint64_t)e->config->train.seed,
       .micro = &e->micro,
       .kernels = e->kernels,
-      .stream = e->stream,
+      .stream = e->device->stream,
       .buffers = e->buffers,
       .weights = mz_zero_weights(e->zero),
       .grads = mz_zero_grads(e->zero),
@@ -400,6 +419,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, create_comm(e, comm), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e, inference)), done);
   MZ_TRY_GOTO(st, create_groups(e), done);
+  MZ_TRY_GOTO(st, mz_engine_open_device(e), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
   MZ_TRY_GOTO(st, mz_engine_publish(e), done);
   MZ_TRY_GOTO(st, warm_pass(e), done);
@@ -434,7 +454,11 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_comm_destroy(&e->comm);
   mz_zero_destroy(&e->zero);
   mz_kernels_destroy(&e->kernels);
-  mz_free(e->arena);
+  if (e->device) {
+    mz_device_free(e->device, e->arena);
+    mz_device_free_host(e->device, e->host_arena);
+  }
+  mz_device_close(&e->device);
   mz_plan_destroy(&e->plan);
   mz_free(e->comm_groups);
   mz_free(e->layer_moe);

@@ -12,12 +12,14 @@
 
 #include <moezero/engine.h>
 
-/* Places in the scalars of a rank; the first MZ_NUM_SCALARS are the layers'. */
+/* Places in the scalars of a rank: those that kernels write, of which the first
+ * MZ_NUM_SCALARS are the layers', then those of the host. */
 enum {
-  MZ_AT_STATUS = MZ_NUM_SCALARS,
-  MZ_AT_LABELS,
-  MZ_AT_SQUARES,
+  MZ_AT_SQUARES = MZ_NUM_SCALARS,
   MZ_AT_CULPRIT, /* tensor + 1; 0: none */
+  MZ_NUM_OF_KERNELS,
+  MZ_AT_STATUS = MZ_NUM_OF_KERNELS,
+  MZ_AT_LABELS,
   MZ_AT_TOKENS
 };
 
@@ -50,9 +52,10 @@ struct mz_engine {
   mz_plan_t *plan;
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
+  mz_device_t *device;
+  int32_t sharing; /* ranks on this device */
   mz_kernels_t *kernels;
-  mz_stream_t stream;
-  char *arena;
+  char *arena, *host_arena;
   mz_zero_t *zero;
   mz_moe_state_t *moes;
   mz_token_wire_t *token_wires; /* by entry */
@@ -62,7 +65,9 @@ struct mz_engine {
   void **buffers;                           /* by declaration buffer */
   int64_t *stats_counts, *stats_displs;     /* [W] 8-byte elements */
   int64_t *scalars_counts, *scalars_displs; /* [W] fp64 */
-  int64_t *extents; /* [4 W] of the gathers in access.c */
+  int64_t *extents;        /* [4 W] of the gathers in access.c */
+  int32_t *window_numbers; /* counts and offsets of the current round */
+  char *stats_sum;         /* totals of the statistics, host */
   mz_moe_result_t *results;
 
   mz_call_t call;
@@ -81,13 +86,17 @@ struct mz_engine {
   double total_labels, total_tokens, total_loss, grad_norm, min_gap;
   int32_t culprit;
   float factor;
-  double lr;               /* of a group without a rate of its own */
-  mz_zero_group_t *groups; /* by parameter group */
-  uint8_t *gathered;       /* by tensor: mz_param_gather has it */
-  double *lr_ratio;        /* its rate over optimizer.params.lr */
+  double lr;                /* of a group without a rate of its own */
+  mz_adamw_group_t *groups; /* by parameter group */
+  uint8_t *gathered;        /* by tensor: mz_param_gather has it */
+  double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
 };
+
+/* device.c: the device of this rank, among the ranks of its machine.
+ * Collective. */
+mz_status_t mz_engine_open_device(mz_engine_t *engine);
 
 /* walk.c: operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
  * when the walk cannot go on; a failed computation only sets engine->status. */
@@ -96,29 +105,31 @@ mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
 /* Working weights from the fp32 ones: the gathers after the optimizer. */
 mz_status_t mz_engine_publish(mz_engine_t *engine);
 /* access.c: a whole tensor into what this rank stores of it; not published. */
-void mz_engine_put(mz_engine_t *engine, int32_t tensor, mz_tensor_part_t part,
-                   const float *values);
+mz_status_t mz_engine_put(mz_engine_t *engine, int32_t tensor,
+                          mz_tensor_part_t part, const float *values);
 /* Remembers the first error of the step on this rank. */
 void mz_engine_note(mz_engine_t *engine, mz_status_t status);
 
 /* routing.c */
 mz_status_t mz_routing_create(mz_engine_t *engine);
 void mz_routing_destroy(mz_engine_t *engine);
-void mz_routing_begin_micro(mz_engine_t *engine);
+mz_status_t mz_routing_begin_micro(mz_engine_t *engine);
 void mz_routing_begin_step(mz_engine_t *engine);
 mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op);
 void mz_routing_take_counts(mz_engine_t *engine, int32_t moe);
 void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
-void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
-                          int64_t round);
+mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
+                                 int64_t round);
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
-void mz_routing_sum_stats(mz_engine_t *engine);
+mz_status_t mz_routing_sum_stats(mz_engine_t *engine);
 /* Points the pool buffers of a layer to its rows. */
 void mz_routing_point_pool(mz_engine_t *engine, int32_t moe);
 
 /* update.c: scalars, norm, verdict, optimizer. */
 mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry);
+/* The rank's scalars before anything is added to them. */
+mz_status_t mz_update_begin(mz_engine_t *engine);
 void mz_update_norm(mz_engine_t *engine);
 void mz_update_verdict(mz_engine_t *engine);
 mz_status_t mz_update_make_groups(mz_engine_t *engine);

@@ -55,28 +55,43 @@ void mz_hooks_mark(const char *phase)
 #endif
 }
 
+static mz_status_t inject(mz_engine_t *e, const json_t *norms,
+                          const mz_segment_t *s)
+{
+  const mz_tensor_t *t = &e->decl->tensors[s->tensor];
+  double norm = json_number_value(json_object_get(norms, t->name));
+  float *values = NULL;
+  mz_status_t st;
+
+  MZ_TRY(mz_new(s->length, "given gradients", &values));
+  for (int64_t j = 0; j < s->length; j++)
+    values[j] = (float)(norm / sqrt((double)t->elements));
+  st = mz_zero_store(e->zero, mz_zero_segment(e->zero, s, MZ_PART_GRADS),
+                     s->length, values);
+  mz_free(values);
+  return MZ_TRACE(st);
+}
+
 mz_status_t mz_hooks_inject(mz_engine_t *engine)
 {
   const mz_plan_t *p = engine->plan;
-  float *accum = (float *)mz_zero_buffer(engine->zero, p->accum);
   json_error_t error;
   json_t *norms = json_load_file(engine->config->debug.inject_grads, 0, &error);
+  mz_status_t st;
 
   MZ_REQUIRE(norms, MZ_ERR_IO, "%s: %s", engine->config->debug.inject_grads,
              error.text);
-  for (int64_t i = 0; i < p->buffers[p->accum].bytes / 4; i++)
-    accum[i] = NAN;
-  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_OWNED]; i++) {
-    const mz_segment_t *s = &p->segments[MZ_SHARE_OWNED][i];
-    const mz_tensor_t *t = &engine->decl->tensors[s->tensor];
-    double norm = json_number_value(json_object_get(norms, t->name));
-    float *g = mz_zero_segment(engine->zero, s, MZ_PART_GRADS);
-
-    for (int64_t j = 0; j < s->length; j++)
-      g[j] = (float)(norm / sqrt((double)t->elements));
-  }
+  MZ_TRY_GOTO(
+      st, /* NaN where nothing is written */
+      mz_device_fill(engine->device, mz_zero_buffer(engine->zero, p->accum),
+                     0xff, p->buffers[p->accum].bytes, engine->device->stream),
+      done);
+  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_OWNED]; i++)
+    MZ_TRY_GOTO(st, inject(engine, norms, &p->segments[MZ_SHARE_OWNED][i]),
+                done);
+done:
   json_decref(norms);
-  return MZ_OK;
+  return st;
 }
 
 static mz_status_t write_file(const char *folder, const char *name,

@@ -134,7 +134,8 @@ static mz_status_t write_back(mz_params_t *p, int modifier)
     int64_t bytes = e->decl->tensors[p->tensors[i]].elements * 4;
 
     MZ_TRY(mz_comm_broadcast(e->comm, values, bytes, modifier));
-    mz_engine_put(e, p->tensors[i], MZ_PART_WEIGHTS, values);
+    MZ_TRY(mz_comm_agree(
+        e->comm, mz_engine_put(e, p->tensors[i], MZ_PART_WEIGHTS, values)));
   }
   return p->num ? MZ_TRACE(mz_engine_publish(e)) : MZ_OK;
 }

@@ -25,5 +25,6 @@ void mz_plan_opts_from_config(const mz_config_values_t *values, int world_size,
       .overlap_chunks = values->moe.overlap_chunks,
       .data_before_expert = values->use_data_before_expert_parallelism,
       .communication_dtype = values->communication_data_type,
+      .cuda = mz_config_uses_cuda(values),
   };
 }

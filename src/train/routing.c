@@ -81,6 +81,10 @@ mz_status_t mz_routing_create(mz_engine_t *engine)
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
     MZ_TRY(create_moe(engine, m, &region));
   MZ_TRY(create_token_wires(engine));
+  MZ_TRY(mz_new(engine->plan->buffers[engine->plan->round_counts].bytes / 4,
+                "rows of a window", &engine->window_numbers));
+  MZ_TRY(mz_new(8 * engine->plan->stats_elements, "sums of statistics",
+                &engine->stats_sum));
   MZ_TRY(mz_new(2 * world, "statistics message", &engine->stats_counts));
   engine->stats_displs = engine->stats_counts + world;
   for (int64_t r = 0; r < world; r++) {
@@ -101,6 +105,8 @@ void mz_routing_destroy(mz_engine_t *engine)
   mz_free(engine->token_wires);
   mz_free(engine->token_numbers);
   mz_free(engine->stats_counts);
+  mz_free(engine->window_numbers);
+  mz_free(engine->stats_sum);
 }
 
 /* --- counts --- */
@@ -123,14 +129,15 @@ static int32_t capacity_of(const mz_engine_t *e, const mz_moe_opts_t *o)
                                     o->min_capacity);
 }
 
-void mz_routing_begin_micro(mz_engine_t *engine)
+mz_status_t mz_routing_begin_micro(mz_engine_t *engine)
 {
   engine->pool_used = 0;
-  memset(mz_zero_buffer(engine->zero, engine->plan->stats), 0,
-         (size_t)engine->plan->stats_elements * 8);
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
     engine->moes[m].call.capacity =
         capacity_of(engine, &engine->decl->moes[m].opts);
+  return MZ_TRACE(mz_device_fill(
+      engine->device, mz_zero_buffer(engine->zero, engine->plan->stats), 0,
+      engine->plan->stats_elements * 8, engine->device->stream));
 }
 
 mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op)
@@ -150,9 +157,10 @@ mz_status_t mz_routing_post_counts(mz_engine_t *engine, const mz_op_t *op)
 
   /* a rank that failed sends no rows */
   if (engine->status == MZ_OK)
-    memcpy(m->sent, kept, (size_t)experts * 4);
-  else
-    memset(m->sent, 0, (size_t)experts * 4);
+    mz_engine_note(engine, mz_device_copy(engine->device, m->sent, kept,
+                                          4 * (int64_t)experts,
+                                          engine->device->stream));
+  if (engine->status != MZ_OK) memset(m->sent, 0, (size_t)experts * 4);
   memcpy(m->sent + m->counts[0] - 8, &engine->pool_used, 8);
   MZ_TRY(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg, &m->ticket));
   engine->tickets[op->entry] = m->ticket;
@@ -215,22 +223,25 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
                       before, 0, INT64_MAX, NULL, NULL);
 }
 
-void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op, int64_t round)
+mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
+                                 int64_t round)
 {
   const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
   const mz_run_t *run = &engine->plan->runs[op->run];
   mz_moe_state_t *m = &engine->moes[op->moe];
   int64_t round_rows = engine->plan->moes[op->moe].round_rows;
-  int32_t *counts =
+  int32_t *there =
       (int32_t *)mz_zero_buffer(engine->zero, engine->plan->round_counts);
-  int32_t *offsets = counts + (int64_t)o->ep_size * run->num_experts;
+  int64_t num_counts = (int64_t)o->ep_size * run->num_experts;
+  int32_t *counts = engine->window_numbers, *offsets = counts + num_counts;
 
   m->round = round;
   engine->window = (mz_window_t){.first_expert = run->first_expert,
                                  .num_experts = run->num_experts,
                                  .num_sources = o->ep_size,
-                                 .offsets = offsets,
-                                 .counts = counts,
+                                 .offsets = there + num_counts,
+                                 .host_offsets = offsets,
+                                 .counts = there,
                                  .max_rows = round_rows,
                                  .pool_row = m->run_row + round * round_rows,
                                  .first_round = round == 0};
@@ -238,6 +249,9 @@ void mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op, int64_t round)
       mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
                       run_place(engine, op->run), run->num_experts, round,
                       round_rows, counts, offsets);
+  return MZ_TRACE(mz_device_upload(engine->device, there, counts,
+                                   4 * (num_counts + run->num_experts + 1),
+                                   engine->device->stream));
 }
 
 /* On the progressing thread, when the counts are there. The token side is
@@ -271,6 +285,21 @@ static mz_status_t bind_tokens(void *ctx)
   return MZ_OK;
 }
 
+/* A group of one rank: a copy in the order of the stream. Nobody waits. */
+static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w,
+                               const mz_msg_t *msg)
+{
+  int64_t size = (int64_t)msg->element_bytes;
+
+  MZ_TRY(bind_tokens(w));
+  e->tickets[w->entry] = (mz_ticket_t){0};
+  mz_engine_note(
+      e, mz_device_copy(e->device, (char *)msg->recv + w->recv_displs[0] * size,
+                        (const char *)msg->send + w->send_displs[0] * size,
+                        w->send_counts[0] * size, e->device->stream));
+  return MZ_OK;
+}
+
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
@@ -287,10 +316,13 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
                   .recv_displs = w->recv_displs,
                   .after = engine->moes[entry->moe].ticket,
                   .bind = bind_tokens,
-                  .ctx = w};
+                  .ctx = w,
+                  .backend = true};
 
   w->run = op->run;
   w->round = engine->moes[entry->moe].round;
+  if (engine->plan->groups[entry->group].size == 1)
+    return MZ_TRACE(keep_tokens(engine, w, &msg));
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[op->entry]));
 }
@@ -299,15 +331,21 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
 
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op)
 {
+  char *own = mz_zero_buffer(engine->zero, engine->plan->stats_own);
   mz_msg_t msg = {.kind = MZ_MSG_GATHER,
                   .group = 0,
                   .element_bytes = 8,
-                  .send = mz_zero_buffer(engine->zero, engine->plan->stats),
+                  .send = own,
                   .recv = mz_zero_buffer(engine->zero, engine->plan->stats_all),
                   .send_count = engine->plan->stats_elements,
                   .recv_counts = engine->stats_counts,
                   .recv_displs = engine->stats_displs};
 
+  mz_engine_note(
+      engine,
+      mz_device_copy(engine->device, own,
+                     mz_zero_buffer(engine->zero, engine->plan->stats),
+                     engine->plan->stats_elements * 8, engine->device->stream));
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[op->entry]));
 }
@@ -318,7 +356,7 @@ static void sum_moe(mz_engine_t *e, int32_t moe)
   int32_t experts = e->decl->moes[moe].opts.num_experts;
   int64_t integers = MZ_STATS_PROBS(experts), all = MZ_STATS_ELEMENTS(experts);
   int64_t offset = e->plan->moes[moe].stats_offset;
-  char *total = mz_zero_buffer(e->zero, e->plan->stats_total) + 8 * offset;
+  char *total = e->stats_sum + 8 * offset;
 
   memset(total, 0, (size_t)all * 8);
   for (int r = 0; r < e->plan->opts.world_size; r++) {
@@ -331,18 +369,21 @@ static void sum_moe(mz_engine_t *e, int32_t moe)
   }
 }
 
-void mz_routing_sum_stats(mz_engine_t *engine)
+mz_status_t mz_routing_sum_stats(mz_engine_t *engine)
 {
   const char *all = mz_zero_buffer(engine->zero, engine->plan->stats_all);
 
   for (int32_t i = 0; i < engine->plan->num_moes; i++) {
     const mz_moe_opts_t *o = &engine->decl->moes[i].opts;
     mz_moe_state_t *m = &engine->moes[i];
-    const int64_t *total = m->call.total;
+    const int64_t *total =
+        (const int64_t *)(const void *)(engine->stats_sum +
+                                        8 * engine->plan->moes[i].stats_offset);
     const char *stats = all + 8 * engine->plan->moes[i].stats_offset;
     double aux, z;
 
     sum_moe(engine, i);
+    m->call.total_tokens = (double)total[MZ_STATS_TOKENS(o->num_experts)];
     for (int32_t x = 0; x < o->num_experts; x++) {
       m->routed_sum[x] += total[MZ_STATS_ROUTED(o->num_experts) + x];
       m->kept_sum[x] += total[MZ_STATS_KEPT(o->num_experts) + x];
@@ -356,4 +397,8 @@ void mz_routing_sum_stats(mz_engine_t *engine)
     engine->weighted_aux +=
         (o->aux_coef * aux + o->z_coef * z) / engine->micro.accumulation;
   }
+  return MZ_TRACE(mz_device_upload(
+      engine->device, mz_zero_buffer(engine->zero, engine->plan->stats_total),
+      engine->stats_sum, engine->plan->stats_elements * 8,
+      engine->device->stream));
 }

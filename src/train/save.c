@@ -34,6 +34,12 @@ static mz_status_t list_tensors(const mz_decl_t *decl,
   return MZ_OK;
 }
 
+static mz_status_t fetch(void *ctx, const float *values, int64_t num,
+                         float *host_out)
+{
+  return MZ_TRACE(mz_zero_fetch(ctx, values, num, host_out));
+}
+
 static mz_status_t list_slices(const mz_engine_t *e,
                                mz_ckpt_slice_t **slices_out)
 {
@@ -111,7 +117,9 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
                 .seed = (uint64_t)e->config->train.seed},
       .num_tensors = mz_decl_num_tensors(e->decl),
       .num_slices = e->plan->num_segments[MZ_SHARE_OWNED],
-      .keep = e->config->checkpoint.keep};
+      .keep = e->config->checkpoint.keep,
+      .fetch = e->device->ops->is_host ? NULL : fetch,
+      .ctx = e->zero};
   mz_status_t st = mz_config_to_json(config, &text);
 
   mz_comm_stretch_watchdog(e->comm, DISK_PATIENCE);
@@ -199,17 +207,41 @@ static mz_status_t check_tensors(const mz_ckpt_t *ckpt, const mz_decl_t *decl)
   return MZ_OK;
 }
 
-static mz_status_t read_segments(mz_engine_t *e, mz_ckpt_t *ckpt, int num_parts)
-{
-  for (int32_t i = 0; i < e->plan->num_segments[MZ_SHARE_UPDATED]; i++) {
-    const mz_segment_t *s = &e->plan->segments[MZ_SHARE_UPDATED][i];
-    int32_t at = mz_ckpt_find(ckpt, mz_decl_tensor_name(e->decl, s->tensor));
+enum { READ = 1 << 22 /* values in host memory at a time */ };
 
-    for (int p = 0; p < num_parts; p++)
-      MZ_TRY(mz_ckpt_read(ckpt, at, (mz_ckpt_part_t)p, s->tensor_offset,
-                          s->length, mz_zero_segment(e->zero, s, part_of[p])));
+/* @param piece  [READ], or NULL where the values' place is host memory. */
+static mz_status_t read_segment(mz_engine_t *e, mz_ckpt_t *ckpt,
+                                const mz_segment_t *s, int part, float *piece)
+{
+  int32_t from = mz_ckpt_find(ckpt, mz_decl_tensor_name(e->decl, s->tensor));
+  float *values = mz_zero_segment(e->zero, s, part_of[part]);
+
+  for (int64_t at = 0; at < s->length; at += READ) {
+    int64_t num = mz_min_i64(READ, s->length - at);
+
+    MZ_TRY(mz_ckpt_read(ckpt, from, (mz_ckpt_part_t)part, s->tensor_offset + at,
+                        num, piece ? piece : values + at));
+    if (piece) MZ_TRY(mz_zero_store(e->zero, values + at, num, piece));
   }
   return MZ_OK;
+}
+
+static mz_status_t read_segments(mz_engine_t *e, mz_ckpt_t *ckpt, int num_parts)
+{
+  float *piece = NULL;
+  mz_status_t st = MZ_OK;
+
+  if (!e->device->ops->is_host)
+    MZ_TRY(mz_new(READ, "values that are read", &piece));
+  for (int32_t i = 0; i < e->plan->num_segments[MZ_SHARE_UPDATED]; i++)
+    for (int p = 0; p < num_parts; p++)
+      MZ_TRY_GOTO(st,
+                  read_segment(e, ckpt, &e->plan->segments[MZ_SHARE_UPDATED][i],
+                               p, piece),
+                  done);
+done:
+  mz_free(piece);
+  return st;
 }
 
 /* Reads what this rank updates; the gathers then tell the others. */

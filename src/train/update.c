@@ -8,10 +8,24 @@
 #include "train/hooks.h"
 
 #include <math.h>
+#include <string.h>
+
+mz_status_t mz_update_begin(mz_engine_t *engine)
+{
+  double *own =
+      (double *)mz_zero_buffer(engine->zero, engine->plan->scalars_own);
+  double start[MZ_NUM_OF_KERNELS] = {[MZ_SCALAR_MIN_GAP] = HUGE_VAL};
+
+  memset(own, 0, 8 * MZ_PLAN_SCALARS);
+  return MZ_TRACE(mz_device_upload(
+      engine->device, mz_zero_buffer(engine->zero, engine->plan->scalars),
+      start, sizeof start, engine->device->stream));
+}
 
 mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry)
 {
-  double *own = (double *)mz_zero_buffer(engine->zero, engine->plan->scalars);
+  double *own =
+      (double *)mz_zero_buffer(engine->zero, engine->plan->scalars_own);
   mz_msg_t msg = {.kind = MZ_MSG_GATHER,
                   .group = 0,
                   .element_bytes = sizeof(double),
@@ -22,6 +36,12 @@ mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry)
                   .recv_counts = engine->scalars_counts,
                   .recv_displs = engine->scalars_displs};
 
+  mz_engine_note(
+      engine,
+      mz_device_copy(engine->device, own,
+                     mz_zero_buffer(engine->zero, engine->plan->scalars),
+                     MZ_NUM_OF_KERNELS * (int64_t)sizeof(double),
+                     engine->device->stream));
   own[MZ_AT_STATUS] = (double)engine->status;
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[entry]));
@@ -53,16 +73,12 @@ mz_status_t mz_update_worst(const mz_engine_t *engine)
 
 void mz_update_norm(mz_engine_t *engine)
 {
-  double *own = (double *)mz_zero_buffer(engine->zero, engine->plan->scalars);
-  int32_t culprit = -1;
+  double *there = (double *)mz_zero_buffer(engine->zero, engine->plan->scalars);
 
-  own[MZ_AT_SQUARES] = 0;
   if (engine->config->debug.inject_grads && engine->status == MZ_OK)
     mz_engine_note(engine, mz_hooks_inject(engine));
   if (engine->status == MZ_OK)
-    mz_engine_note(engine,
-                   mz_zero_norm(engine->zero, &own[MZ_AT_SQUARES], &culprit));
-  own[MZ_AT_CULPRIT] = culprit + 1;
+    mz_engine_note(engine, mz_zero_norm(engine->zero, &there[MZ_AT_SQUARES]));
 }
 
 /* Norm and factor: spec 5.3 without loss scale, 1 / max(1, (n + 1e-6)/clip).
@@ -103,7 +119,7 @@ mz_status_t mz_update_make_groups(mz_engine_t *engine)
   MZ_TRY(mz_new(num, "rates of parameter groups", &engine->lr_ratio));
   for (int32_t i = 0; i < num; i++) {
     const mz_hyper_t *h = mz_decl_group_hyper(engine->decl, i);
-    mz_zero_group_t *g = &engine->groups[i];
+    mz_adamw_group_t *g = &engine->groups[i];
     bool lr = h->gives & MZ_GIVES_LR, betas = h->gives & MZ_GIVES_BETAS;
 
     MZ_REQUIRE(!lr || o->lr > 0, MZ_ERR_CONFIG,
@@ -124,6 +140,7 @@ void mz_update_adamw(mz_engine_t *engine)
 {
   const mz_optimizer_config_t *o = &engine->config->optimizer;
   mz_zero_update_t u = {.groups = engine->groups,
+                        .num_groups = mz_decl_num_param_groups(engine->decl),
                         .t = engine->updates + 1,
                         .l2 = !o->adam_w_mode,
                         .bias_correction = o->bias_correction,

@@ -92,11 +92,11 @@ static int32_t next(mz_engine_t *e, const mz_op_t *op, int32_t at)
   if (op->kind == MZ_OP_BRANCH)
     return m->call.saved == op->flag ? at + 1 : op->jump;
   if (op->kind == MZ_OP_LOOP) {
-    mz_routing_set_round(e, op, 0);
+    mz_engine_note(e, mz_routing_set_round(e, op, 0));
     return at + 1;
   }
   if (m->round + 1 >= m->rounds) return at + 1;
-  mz_routing_set_round(e, op, m->round + 1);
+  mz_engine_note(e, mz_routing_set_round(e, op, m->round + 1));
   return op->jump;
 }
 
@@ -134,7 +134,7 @@ static mz_status_t take(mz_engine_t *e, const mz_op_t *op)
     mz_routing_set_run(e, op);
     return MZ_OK;
   case MZ_OP_STATS_SUM:
-    mz_routing_sum_stats(e);
+    mz_engine_note(e, mz_routing_sum_stats(e));
     return MZ_OK;
   case MZ_OP_NORM:
     mz_update_norm(e);
@@ -153,13 +153,15 @@ static mz_status_t take(mz_engine_t *e, const mz_op_t *op)
 }
 
 /* debug.poison: what nobody reads again becomes NaN. */
-static void poison(mz_engine_t *e, mz_walk_t walk, int32_t at)
+static mz_status_t poison(mz_engine_t *e, mz_walk_t walk, int32_t at)
 {
   for (int32_t b = 0; b < e->plan->num_buffers; b++) {
     const mz_plan_buffer_t *x = &e->plan->buffers[b];
     if (!x->persistent && x->life[walk].last == at && x->bytes > 0)
-      memset(mz_zero_buffer(e->zero, b), 0xff, (size_t)x->bytes);
+      MZ_TRY(mz_device_fill(e->device, mz_zero_buffer(e->zero, b), 0xff,
+                            x->bytes, e->device->stream));
   }
+  return MZ_OK;
 }
 
 mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
@@ -172,7 +174,8 @@ mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
 
     MZ_TRY(take(engine, &ops[at]));
     to = next(engine, &ops[at], at);
-    if (engine->config->debug.poison && to > at) poison(engine, walk, at);
+    if (engine->config->debug.poison && to > at)
+      MZ_TRY(poison(engine, walk, at));
     at = to;
   }
   return MZ_OK;

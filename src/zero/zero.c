@@ -6,7 +6,6 @@
 #include "base/check.h"
 #include "plan/decl_impl.h"
 
-#include <math.h>
 #include <moezero/random.h>
 
 /* Counts and displacements of a bulk entry, [N] each, in elements. */
@@ -24,12 +23,13 @@ struct mz_zero {
   int64_t *wire_numbers; /* what they point into */
   int64_t *lengths;      /* scratch of reorder: shards of an entry's units */
   mz_ticket_t *tickets;  /* by entry */
-  float factor;
 };
 
 char *mz_zero_buffer(const mz_zero_t *zero, int32_t buffer)
 {
-  return zero->opts.arena + zero->plan->buffers[buffer].offset;
+  const mz_plan_buffer_t *b = &zero->plan->buffers[buffer];
+
+  return (b->host ? zero->opts.host_arena : zero->opts.arena) + b->offset;
 }
 
 static int32_t place_of(const mz_zero_t *z, const mz_unit_t *u)
@@ -215,7 +215,8 @@ static void fill_msg(const mz_zero_t *z, int32_t entry, mz_msg_t *m)
                   .send_displs = w->send_displs,
                   .recv_counts = w->counts,
                   .recv_displs = w->recv_displs,
-                  .bound = u->ranks * mz_max_i64(u->shard, e->length)};
+                  .bound = u->ranks * mz_max_i64(u->shard, e->length),
+                  .backend = true};
   m->recv = e->staging >= 0 ? mz_zero_buffer(z, e->staging) : unit_side(z, e);
   if (e->kind == MZ_ENTRY_PARAMS)
     m->send = param_region(z, &z->plan->units[e->first_unit]) +
@@ -336,25 +337,69 @@ mz_status_t mz_zero_sum(mz_zero_t *zero, int32_t entry, bool first)
 
 /* --- numbers --- */
 
+enum { PIECE = 1 << 22 /* elements that pass through the host at once */ };
+
+static void init_piece(const mz_tensor_t *t, uint64_t seed, int64_t first,
+                       int64_t num, float *w)
+{
+  mz_random_t random = mz_random_make(seed, t->hash, MZ_PURPOSE_INIT, 0);
+
+#pragma omp parallel for schedule(static)
+  for (int64_t j = 0; j < num; j++)
+    w[j] = t->init == MZ_INIT_NORMAL
+               ? (float)(t->init_std *
+                         mz_random_normal(&random, (uint64_t)(first + j)))
+               : (t->init == MZ_INIT_ONE ? 1.0f : 0.0f);
+}
+
+static mz_status_t init_segment(mz_zero_t *z, const mz_segment_t *s,
+                                uint64_t seed, float *piece)
+{
+  const mz_tensor_t *t = &z->plan->decl->tensors[s->tensor];
+  float *w = mz_zero_segment(z, s, MZ_PART_WEIGHTS);
+
+  for (int64_t at = 0; at < s->length; at += PIECE) {
+    int64_t num = mz_min_i64(PIECE, s->length - at);
+
+    init_piece(t, seed, s->tensor_offset + at, num, piece ? piece : w + at);
+    if (piece) MZ_TRY(mz_zero_store(z, w + at, num, piece));
+  }
+  return MZ_OK;
+}
+
 mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed)
 {
   const mz_plan_t *p = zero->plan;
+  float *piece = NULL;
+  mz_status_t st = MZ_OK;
 
-  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++) {
-    const mz_segment_t *s = &p->segments[MZ_SHARE_UPDATED][i];
-    const mz_tensor_t *t = &p->decl->tensors[s->tensor];
-    mz_random_t random = mz_random_make(seed, t->hash, MZ_PURPOSE_INIT, 0);
-    float *w = mz_zero_segment(zero, s, MZ_PART_WEIGHTS);
+  if (!zero->opts.kernels->device->ops->is_host)
+    MZ_TRY(mz_new(PIECE, "initial values", &piece));
+  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++)
+    MZ_TRY_GOTO(
+        st, init_segment(zero, &p->segments[MZ_SHARE_UPDATED][i], seed, piece),
+        done);
+done:
+  mz_free(piece);
+  return st;
+}
 
-#pragma omp parallel for schedule(static)
-    for (int64_t j = 0; j < s->length; j++) {
-      uint64_t at = (uint64_t)(s->tensor_offset + j);
-      w[j] = t->init == MZ_INIT_NORMAL
-                 ? (float)(t->init_std * mz_random_normal(&random, at))
-                 : (t->init == MZ_INIT_ONE ? 1.0f : 0.0f);
-    }
-  }
-  return MZ_OK;
+mz_status_t mz_zero_fetch(const mz_zero_t *zero, const float *values,
+                          int64_t num, float *host_out)
+{
+  mz_device_t *device = zero->opts.kernels->device;
+
+  MZ_TRY(mz_device_copy(device, host_out, values, num * 4, zero->opts.stream));
+  return MZ_TRACE(mz_stream_synchronize(device, zero->opts.stream));
+}
+
+mz_status_t mz_zero_store(const mz_zero_t *zero, float *values, int64_t num,
+                          const float *host)
+{
+  mz_device_t *device = zero->opts.kernels->device;
+
+  MZ_TRY(mz_device_copy(device, values, host, num * 4, zero->opts.stream));
+  return MZ_TRACE(mz_stream_synchronize(device, zero->opts.stream));
 }
 
 /* Where the model's dtype holds a segment that this rank updates. */
@@ -384,56 +429,89 @@ mz_status_t mz_zero_publish(mz_zero_t *zero)
   return MZ_OK;
 }
 
-mz_status_t mz_zero_norm(mz_zero_t *zero, double *sum_out, int32_t *culprit_out)
+mz_status_t mz_zero_norm(mz_zero_t *zero, double *out)
 {
   const mz_plan_t *p = zero->plan;
+  mz_sum_squares_t a = {.stretches = (const mz_stretch_t *)mz_zero_buffer(
+                            zero, p->stretches[MZ_SHARE_OWNED]),
+                        .num_stretches = p->num_stretches[MZ_SHARE_OWNED],
+                        .partial = (double *)mz_zero_buffer(zero, p->squares),
+                        .out = out};
 
-  *sum_out = 0;
-  *culprit_out = -1;
-  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_OWNED]; i++) {
-    const mz_segment_t *s = &p->segments[MZ_SHARE_OWNED][i];
-    double sum = 0;
-    mz_sum_squares_t a = {.n = s->length,
-                          .x = mz_zero_segment(zero, s, MZ_PART_GRADS),
-                          .out = &sum};
-    MZ_TRY(zero->opts.kernels->ops->sum_squares(zero->opts.kernels, &a,
-                                                zero->opts.stream));
-    if (!isfinite(sum) && *culprit_out < 0) *culprit_out = s->tensor;
-    *sum_out += sum;
-  }
-  return MZ_OK;
+  return MZ_TRACE(zero->opts.kernels->ops->sum_squares(zero->opts.kernels, &a,
+                                                       zero->opts.stream));
 }
 
 mz_status_t mz_zero_adamw(mz_zero_t *zero, const mz_zero_update_t *update)
 {
   const mz_plan_t *p = zero->plan;
+  float *factor = (float *)mz_zero_buffer(zero, p->factor);
+  mz_adamw_t a = {.stretches = (const mz_stretch_t *)mz_zero_buffer(
+                      zero, p->stretches[MZ_SHARE_UPDATED]),
+                  .num_stretches = p->num_stretches[MZ_SHARE_UPDATED],
+                  .groups = update->groups,
+                  .num_groups = update->num_groups,
+                  .factor = factor,
+                  .t = update->t,
+                  .l2 = update->l2,
+                  .bias_correction = update->bias_correction,
+                  .out_dtype = p->dtype};
 
-  zero->factor = update->factor;
-  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++) {
-    const mz_segment_t *s = &p->segments[MZ_SHARE_UPDATED][i];
-    const mz_zero_group_t *g = &update->groups[s->param_group];
-    mz_adamw_t a = {.n = s->length,
-                    .w = mz_zero_segment(zero, s, MZ_PART_WEIGHTS),
-                    .m = mz_zero_segment(zero, s, MZ_PART_EXP_AVG),
-                    .v = mz_zero_segment(zero, s, MZ_PART_EXP_AVG_SQ),
-                    .grad = mz_zero_segment(zero, s, MZ_PART_GRADS),
-                    .factor = &zero->factor,
-                    .lr = g->lr,
-                    .beta1 = g->beta1,
-                    .beta2 = g->beta2,
-                    .eps = g->eps,
-                    .decay = g->decay,
-                    .t = update->t,
-                    .l2 = update->l2,
-                    .bias_correction = update->bias_correction};
-    if (p->master >= 0) {
-      a.out = working_copy(zero, s);
-      a.out_dtype = p->dtype;
-    }
-    MZ_TRY(zero->opts.kernels->ops->adamw(zero->opts.kernels, &a,
-                                          zero->opts.stream));
+  MZ_TRY(mz_device_upload(zero->opts.kernels->device, factor, &update->factor,
+                          sizeof update->factor, zero->opts.stream));
+  return MZ_TRACE(zero->opts.kernels->ops->adamw(zero->opts.kernels, &a,
+                                                 zero->opts.stream));
+}
+
+/* --- the optimizer's table --- */
+
+_Static_assert((int)MZ_PLAN_STRETCH == (int)MZ_STRETCH &&
+                   sizeof(mz_stretch_t) == MZ_PLAN_STRETCH_BYTES,
+               "the plan counts the bytes of the table");
+
+static int64_t add_stretches(const mz_zero_t *z, const mz_segment_t *s,
+                             mz_share_t share, mz_stretch_t *out)
+{
+  bool updated = share == MZ_SHARE_UPDATED;
+  char *copy = updated && z->plan->master >= 0 ? working_copy(z, s) : NULL;
+  int64_t size = (int64_t)mz_dtype_bytes(z->plan->dtype), num = 0;
+
+  for (int64_t at = 0; at < s->length; at += MZ_STRETCH, num++) {
+    out[num] =
+        (mz_stretch_t){.grad = mz_zero_segment(z, s, MZ_PART_GRADS) + at,
+                       .n = (int32_t)mz_min_i64(MZ_STRETCH, s->length - at),
+                       .group = s->param_group,
+                       .tensor = s->tensor};
+    if (!updated) continue;
+    out[num].w = mz_zero_segment(z, s, MZ_PART_WEIGHTS) + at;
+    out[num].m = mz_zero_segment(z, s, MZ_PART_EXP_AVG) + at;
+    out[num].v = mz_zero_segment(z, s, MZ_PART_EXP_AVG_SQ) + at;
+    if (copy) out[num].out = copy + at * size;
   }
-  return MZ_OK;
+  return num;
+}
+
+static mz_status_t make_stretches(mz_zero_t *z, mz_share_t share)
+{
+  const mz_plan_t *p = z->plan;
+  mz_device_t *device = z->opts.kernels->device;
+  mz_stretch_t *table = NULL;
+  int64_t num = 0;
+  mz_status_t st;
+
+  if (p->stretches[share] < 0) return MZ_OK;
+  MZ_TRY(mz_new(p->num_stretches[share], "stretches", &table));
+  for (int32_t i = 0; i < p->num_segments[share]; i++)
+    num += add_stretches(z, &p->segments[share][i], share, table + num);
+  MZ_TRY_GOTO(st,
+              mz_device_copy(device, mz_zero_buffer(z, p->stretches[share]),
+                             table, num * MZ_PLAN_STRETCH_BYTES,
+                             z->opts.stream),
+              done);
+  MZ_TRY_GOTO(st, mz_stream_synchronize(device, z->opts.stream), done);
+done:
+  mz_free(table);
+  return st;
 }
 
 /* --- life --- */
@@ -453,6 +531,8 @@ mz_status_t mz_zero_create(const mz_zero_opts_t *opts, mz_zero_t **zero_out)
   MZ_TRY_GOTO(st, mz_new(tensors, "accumulate flags", &z->accumulate), done);
   MZ_TRY_GOTO(st, mz_new(z->plan->num_entries, "tickets", &z->tickets), done);
   MZ_TRY_GOTO(st, make_wires(z), done);
+  MZ_TRY_GOTO(st, make_stretches(z, MZ_SHARE_OWNED), done);
+  MZ_TRY_GOTO(st, make_stretches(z, MZ_SHARE_UPDATED), done);
   mz_zero_begin_step(z);
   *zero_out = z;
   z = NULL;

@@ -19,7 +19,8 @@ typedef struct mz_zero_opts {
   const int *comm_groups; /* plan group -> communicator group */
   const mz_kernels_t *kernels;
   mz_stream_t stream;
-  char *arena; /* backend memory, plan->arena_bytes */
+  char *arena;      /* backend memory, plan->arena_bytes */
+  char *host_arena; /* host memory of the device, plan->host_bytes */
 } mz_zero_opts_t;
 
 /** @return MZ_OK, MZ_ERR_NOMEM. Not collective. */
@@ -31,11 +32,11 @@ const void *const *mz_zero_weights(const mz_zero_t *zero);
 void *const *mz_zero_grads(const mz_zero_t *zero);
 uint8_t *mz_zero_accumulate(mz_zero_t *zero);
 
-/** Start of a backend-memory buffer of the plan. */
+/** Start of a buffer of the plan. */
 char *mz_zero_buffer(const mz_zero_t *zero, int32_t buffer);
 
 /** Initial values of the fp32 weights: (seed, hash of the tensor's name, flat
- * index). Not collective. */
+ * index); made on the host whatever the backend. Not collective. */
 mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed);
 
 /** Rounds the fp32 weights that this rank updates to the model's dtype; nothing
@@ -57,20 +58,17 @@ void mz_zero_prepare(mz_zero_t *zero, const mz_op_t *op);
 void mz_zero_release(mz_zero_t *zero, const mz_op_t *op);
 
 /**
- * Sum of squares of this rank's owned gradients, in order of segments.
- * @param[out] culprit_out  First tensor whose sum is not finite; -1: none.
+ * Sum of squares of this rank's owned gradients, in order of segments, in the
+ * order of the stream.
+ * @param[out] out  [2] in backend memory: the sum; 1 + the first tensor whose
+ * sum is not finite, 0 without one.
  */
-mz_status_t mz_zero_norm(mz_zero_t *zero, double *sum_out,
-                         int32_t *culprit_out);
-
-/** Numbers of a parameter group in this step. */
-typedef struct mz_zero_group {
-  double lr, beta1, beta2, eps, decay;
-} mz_zero_group_t;
+mz_status_t mz_zero_norm(mz_zero_t *zero, double *out);
 
 typedef struct mz_zero_update {
-  const mz_zero_group_t *groups; /* by parameter group */
-  int64_t t;                     /* from 1 */
+  const mz_adamw_group_t *groups; /* by parameter group */
+  int32_t num_groups;
+  int64_t t; /* from 1 */
   bool l2, bias_correction;
   float factor; /* on gradients: clipping */
 } mz_zero_update_t;
@@ -78,8 +76,14 @@ typedef struct mz_zero_update {
 mz_status_t mz_zero_adamw(mz_zero_t *zero, const mz_zero_update_t *update);
 
 /** Where a segment's fp32 value of a part lies; the segment is of the owned
- * share (gradients) or of either share (weights, moments). */
+ * share (gradients) or of either share (weights, moments). Backend memory. */
 float *mz_zero_segment(const mz_zero_t *zero, const mz_segment_t *segment,
                        mz_tensor_part_t part);
+
+/** Values of backend memory to and from the host's; they wait. */
+mz_status_t mz_zero_fetch(const mz_zero_t *zero, const float *values,
+                          int64_t num, float *host_out);
+mz_status_t mz_zero_store(const mz_zero_t *zero, float *values, int64_t num,
+                          const float *host);
 
 #endif

@@ -20,7 +20,7 @@ typedef struct gate_case {
   float *x, *w; /* [T, H], [E, H] */
   int64_t *stats;
   int64_t *samples;
-  float min_gap;
+  double min_gap;
 } gate_case_t;
 
 static inline void setup(gate_case_t *c, int64_t tokens, int32_t experts,

@@ -17,14 +17,17 @@
 enum { T = 24, S = 6, H = 300, N = 36, V = 50, E = 5, K = 2 };
 enum { ROOM = 1 << 22, STEP = 64 /* bytes */ };
 
+static mz_device_t *cpu;
 static mz_kernels_t *fp32, *bf16;
 static float *workspace;
 static bool tight;
 
 static void open_tables(void)
 {
-  mz_kernels_opts_t opts = {.backend = MZ_BACKEND_CPU, .dtype = MZ_F32};
+  mz_kernels_opts_t opts = {.dtype = MZ_F32};
 
+  cr_assert_eq(mz_device_open(MZ_BACKEND_CPU, 0, &opts.device), MZ_OK);
+  cpu = opts.device;
   cr_assert_eq(mz_kernels_create(&opts, &fp32), MZ_OK);
   workspace = floats(ROOM / 4);
   opts.dtype = MZ_BF16;
@@ -49,6 +52,7 @@ static void close_tables(void)
     mz_free(kept[--num_kept]);
   mz_kernels_destroy(&fp32);
   mz_kernels_destroy(&bf16);
+  mz_device_close(&cpu);
   mz_free(workspace);
 }
 
@@ -148,8 +152,8 @@ static void check_linear(void)
 {
   weights_t w;
   pair_t x = pair(T * H, 1, 1), y = pair(T * N, 2, 1), pre = pair(T * N, 3, 1);
-  mz_linear_t a = {3,    offsets, T,    N,           H,   NULL,
-                   NULL, NULL,    NULL, MZ_EPI_GELU, NULL};
+  mz_linear_t a = {3,    offsets, offsets, T,    N,           H,
+                   NULL, NULL,    NULL,    NULL, MZ_EPI_GELU, NULL};
   mz_linear_t b = a;
 
   make_weights(&w);
@@ -417,7 +421,8 @@ static void check_tokens_and_head(void)
 
 /* Outputs of a gate: of the fp32 table first. */
 typedef struct routes {
-  float probs[T * E], lse[T], weight[T * K], dlogits[T * E], gap;
+  float probs[T * E], lse[T], weight[T * K], dlogits[T * E];
+  double gap;
   int32_t expert[T * K], row[T * K], kept[E];
   int64_t stats[MZ_STATS_ELEMENTS(E)];
 } routes_t;

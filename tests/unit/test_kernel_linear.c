@@ -307,8 +307,8 @@ Test(linear_wgrad, writes_zeros_for_groups_without_rows)
   float dw[48], db[12];
   void *dws[] = {dw, dw + 16, dw + 32}, *dbs[] = {db, db + 4, db + 8};
   uint8_t accumulate[] = {0, 0, 1};
-  mz_linear_wgrad_t a = {3,    p.offsets, 0,   4,          4,         p.x,
-                         p.dy, dws,       dbs, accumulate, accumulate};
+  mz_linear_wgrad_t a = {3,   p.offsets, p.offsets,  0,         4, 4, p.x, p.dy,
+                         dws, dbs,       accumulate, accumulate};
 
   for (int i = 0; i < 48; i++)
     dw[i] = db[i / 4] = 1;

@@ -30,37 +30,45 @@ static float *new_floats(int64_t n, uint32_t seed)
 
 static const float ONE = 1.0f;
 
-static mz_adamw_t options(int64_t n, float *w, float *m, float *v,
-                          const float *grad)
+/* One call on one stretch of one group. */
+typedef struct one {
+  mz_adamw_t a;
+  mz_stretch_t stretch;
+  mz_adamw_group_t group;
+} one_t;
+
+static one_t options(int64_t n, float *w, float *m, float *v, const float *grad)
 {
-  mz_adamw_t a = {.n = n,
-                  .w = w,
-                  .m = m,
-                  .v = v,
-                  .grad = grad,
-                  .factor = &ONE,
-                  .lr = 0.1,
-                  .beta1 = 0.9,
-                  .beta2 = 0.999,
-                  .eps = 1e-8,
-                  .t = 1,
-                  .bias_correction = 1};
-  return a;
+  one_t o = {.a = {.num_stretches = 1,
+                   .num_groups = 1,
+                   .factor = &ONE,
+                   .t = 1,
+                   .bias_correction = 1},
+             .stretch = {.n = (int32_t)n, .w = w, .m = m, .v = v, .grad = grad},
+             .group = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}};
+  return o;
+}
+
+static mz_status_t step(one_t *o)
+{
+  o->a.stretches = &o->stretch;
+  o->a.groups = &o->group;
+  return mz_k_adamw_cpu(NULL, &o->a, NULL);
 }
 
 /* One parameter of 1, gradients 1 and 2. */
 static void check_trace(double decay, int l2, double first, double second)
 {
   float w = 1, m = 0, v = 0, grad = 1;
-  mz_adamw_t a = options(1, &w, &m, &v, &grad);
+  one_t o = options(1, &w, &m, &v, &grad);
 
-  a.decay = decay;
-  a.l2 = l2;
-  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_OK);
+  o.group.decay = decay;
+  o.a.l2 = l2;
+  cr_assert_eq(step(&o), MZ_OK);
   cr_assert_float_eq(w, first, 1e-6);
   grad = 2;
-  a.t = 2;
-  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_OK);
+  o.a.t = 2;
+  cr_assert_eq(step(&o), MZ_OK);
   cr_assert_float_eq(w, second, 1e-6);
 }
 
@@ -87,10 +95,10 @@ Test(adamw, tiles_of_one_step_share_its_number)
     }
     for (int t = 1; t <= 4; t++) {
       for (int tile = 0; tile < N; tile += 5000) {
-        mz_adamw_t a = options(5000, w + tile, m + tile, v + tile, grad + tile);
+        one_t o = options(5000, w + tile, m + tile, v + tile, grad + tile);
 
-        a.t = t;
-        cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_OK);
+        o.a.t = t;
+        cr_assert_eq(step(&o), MZ_OK);
       }
       for (int i = 0; t >= 3 && i < N; i++)
         cr_assert_float_eq(w[i], t == 3 ? 0.7 : 0.6, 1e-6);
@@ -103,17 +111,19 @@ Test(adamw, tiles_of_one_step_share_its_number)
 }
 
 /* The same step in double. */
-static void reference_step(const mz_adamw_t *a, double *w, double *m, double *v,
+static void reference_step(const one_t *o, double *w, double *m, double *v,
                            double grad)
 {
-  double g = (double)*a->factor * grad + (a->l2 ? a->decay * *w : 0.0);
-  double c1 = a->bias_correction ? 1.0 - pow(a->beta1, (double)a->t) : 1.0;
-  double c2 = a->bias_correction ? 1.0 - pow(a->beta2, (double)a->t) : 1.0;
+  const mz_adamw_t *a = &o->a;
+  const mz_adamw_group_t *p = &o->group;
+  double g = (double)*a->factor * grad + (a->l2 ? p->decay * *w : 0.0);
+  double c1 = a->bias_correction ? 1.0 - pow(p->beta1, (double)a->t) : 1.0;
+  double c2 = a->bias_correction ? 1.0 - pow(p->beta2, (double)a->t) : 1.0;
 
-  *m = a->beta1 * *m + (1.0 - a->beta1) * g;
-  *v = a->beta2 * *v + (1.0 - a->beta2) * g * g;
-  *w -= a->lr *
-        (*m / c1 / (sqrt(*v / c2) + a->eps) + (a->l2 ? 0.0 : a->decay * *w));
+  *m = p->beta1 * *m + (1.0 - p->beta1) * g;
+  *v = p->beta2 * *v + (1.0 - p->beta2) * g * g;
+  *w -= p->lr *
+        (*m / c1 / (sqrt(*v / c2) + p->eps) + (a->l2 ? 0.0 : p->decay * *w));
 }
 
 static void check_steps(int64_t n, int l2, int bias_correction)
@@ -121,28 +131,28 @@ static void check_steps(int64_t n, int l2, int bias_correction)
   float *w = new_floats(n, 1), *m = new_floats(n, 2), *v = new_floats(n, 3);
   float *grad = new_floats(n, 4), factor = 0.37f;
   uint16_t *out = NULL;
-  mz_adamw_t a = options(n, w, m, v, grad);
+  one_t o = options(n, w, m, v, grad);
 
   cr_assert_eq(mz_new(n, "out", &out), MZ_OK);
-  a.factor = &factor;
-  a.decay = 0.05;
-  a.lr = 0.02;
-  a.eps = 1e-3;
-  a.t = 7;
-  a.l2 = l2;
-  a.bias_correction = bias_correction;
-  a.out = out;
-  a.out_dtype = MZ_BF16;
+  o.a.factor = &factor;
+  o.group.decay = 0.05;
+  o.group.lr = 0.02;
+  o.group.eps = 1e-3;
+  o.a.t = 7;
+  o.a.l2 = l2;
+  o.a.bias_correction = bias_correction;
+  o.stretch.out = out;
+  o.a.out_dtype = MZ_BF16;
   for (int64_t i = 0; i < n; i++)
     v[i] = fabsf(v[i]);
-  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_OK);
+  cr_assert_eq(step(&o), MZ_OK);
   for (int64_t i = 0; i < n; i++) {
     double wr = (double)value_at(1, i), mr = (double)value_at(2, i);
     double vr = fabs((double)value_at(3, i));
     uint32_t bits = (uint32_t)out[i] << 16;
     float copy;
 
-    reference_step(&a, &wr, &mr, &vr, (double)grad[i]);
+    reference_step(&o, &wr, &mr, &vr, (double)grad[i]);
     cr_assert_float_eq(w[i], wr, 1e-6);
     cr_assert_float_eq(m[i], mr, 1e-6);
     cr_assert_float_eq(v[i], vr, 1e-6);
@@ -169,14 +179,14 @@ Test(adamw, equals_the_formula_in_double)
 Test(adamw, refuses_a_step_zero_and_a_strange_output)
 {
   float x = 1;
-  mz_adamw_t a = options(1, &x, &x, &x, &x);
+  one_t o = options(1, &x, &x, &x, &x);
 
-  a.t = 0;
-  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_ERR_ARG);
-  a.t = 1;
-  a.out = &x;
-  a.out_dtype = MZ_I64;
-  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_ERR_UNSUPPORTED);
+  o.a.t = 0;
+  cr_assert_eq(step(&o), MZ_ERR_ARG);
+  o.a.t = 1;
+  o.stretch.out = &x;
+  o.a.out_dtype = MZ_I64;
+  cr_assert_eq(step(&o), MZ_ERR_UNSUPPORTED);
 }
 
 static void check_reduce(int64_t n, int32_t ranks, int accumulate)
@@ -236,39 +246,70 @@ Test(reduce_ranks, bf16_is_added_in_fp32)
   cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_ERR_ARG);
 }
 
+Test(adamw, stretches_take_the_numbers_of_their_groups)
+{
+  float w[2] = {1, 1}, m[2] = {0}, v[2] = {0}, grad[2] = {1, 1};
+  mz_stretch_t stretches[2] = {
+      {.w = w, .m = m, .v = v, .grad = grad, .n = 1, .group = 1},
+      {.w = w + 1, .m = m + 1, .v = v + 1, .grad = grad + 1, .n = 1}};
+  mz_adamw_group_t groups[2] = {
+      {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8},
+      {.lr = 0.3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8}};
+  mz_adamw_t a = {.stretches = stretches,
+                  .num_stretches = 2,
+                  .groups = groups,
+                  .num_groups = 2,
+                  .factor = &ONE,
+                  .t = 1,
+                  .bias_correction = 1};
+
+  cr_assert_eq(mz_k_adamw_cpu(NULL, &a, NULL), MZ_OK);
+  cr_assert_float_eq(w[0], 0.7, 1e-6);
+  cr_assert_float_eq(w[1], 0.9, 1e-6);
+}
+
 Test(sum_squares, adds_the_exact_sum_whatever_the_threads)
 {
-  static const int64_t sizes[] = {0, 1, 15, 64, 1000, 2049, 100003};
+  static const int64_t sizes[] = {0, 1, 15, 64, 1000, 2049, MZ_STRETCH};
 
   for (int i = 0; i < 7; i++) {
     float *x = new_floats(sizes[i], 1);
-    double expected = 0.5, sum[2] = {0.5, 0.5};
-    mz_sum_squares_t a = {sizes[i], x, NULL};
+    mz_stretch_t stretches[2] = {{.grad = x, .n = (int32_t)sizes[i]},
+                                 {.grad = x, .n = (int32_t)(sizes[i] / 2)}};
+    double expected = 0, sum[2][2] = {{5, 5}, {5, 5}}, partial[2];
+    mz_sum_squares_t a = {stretches, 2, partial, NULL};
 
     for (int64_t j = 0; j < sizes[i]; j++)
-      expected += (double)x[j] * (double)x[j];
+      expected += (double)x[j] * (double)x[j] * (j < sizes[i] / 2 ? 2 : 1);
     for (int t = 0; t < 2; t++) {
       omp_set_num_threads(t + 1);
-      a.out = &sum[t];
+      a.out = sum[t];
       cr_assert_eq(mz_k_sum_squares_cpu(NULL, &a, NULL), MZ_OK);
+      cr_assert_eq(sum[t][1], 0);
     }
-    cr_assert_float_eq(sum[0], expected, 1e-12 * expected);
-    cr_assert_eq(sum[0], sum[1]);
+    cr_assert_float_eq(sum[0][0], expected, 1e-12 * expected);
+    cr_assert_eq(sum[0][0], sum[1][0]);
     mz_free(x);
   }
 }
 
-Test(sum_squares, fp32_overflow_is_not_one)
+Test(sum_squares, fp32_overflow_is_not_one_and_nan_names_its_tensor)
 {
   float x[3] = {1e30f, 1e30f, 1.0f};
-  double sum = 0.0;
-  mz_sum_squares_t a = {3, x, &sum};
+  mz_stretch_t stretches[3] = {{.grad = x + 2, .n = 1, .tensor = 4},
+                               {.grad = x, .n = 2, .tensor = 7},
+                               {.grad = x, .n = 3, .tensor = 9}};
+  double sum[2], partial[3];
+  mz_sum_squares_t a = {stretches, 2, partial, sum};
 
   cr_assert_eq(mz_k_sum_squares_cpu(NULL, &a, NULL), MZ_OK);
-  cr_assert_float_eq(sum / 2e60, 1.0, 1e-6);
+  cr_assert_float_eq(sum[0] / 2e60, 1.0, 1e-6);
+  cr_assert_eq(sum[1], 0);
   x[1] = NAN;
+  a.num_stretches = 3;
   cr_assert_eq(mz_k_sum_squares_cpu(NULL, &a, NULL), MZ_OK);
-  cr_assert(isnan(sum));
+  cr_assert(isnan(sum[0]));
+  cr_assert_eq(sum[1], 8);
 }
 
 Test(reorder, both_ways_by_hand)

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which device a rank computes on: by its place among the ranks of its machine,
+ * so that each has a GPU of its own where there are enough. */
+#include "train/engine_impl.h"
+
+#include "base/check.h"
+
+#include <string.h>
+
+static mz_status_t open_own(mz_engine_t *e, const char *backend, int place)
+{
+  int count;
+
+  MZ_TRY(mz_device_count(backend, &count));
+  return MZ_TRACE(mz_device_open(backend, place % count, &e->device));
+}
+
+/* Ranks with the same GPU, told by its number as the driver gives it: what a
+ * rank calls device 0 may be another one for its neighbour. */
+static mz_status_t count_sharing(mz_engine_t *e, int32_t *sharing_out)
+{
+  int64_t first, low, high;
+  uint64_t hash = UINT64_C(14695981039346656037);
+  int32_t sharing = 0;
+
+  for (size_t i = 0; i < sizeof e->device->uuid; i++)
+    hash = (hash ^ e->device->uuid[i]) * UINT64_C(1099511628211);
+  first = (int64_t)(hash >> 1);
+  for (int r = 0; r < mz_comm_size(e->comm); r++) {
+    /* the value of rank r, or a bound that it cannot change */
+    bool own = r == mz_comm_rank(e->comm);
+
+    MZ_TRY(mz_comm_min_max(e->comm, own ? first : INT64_MAX, &low, &high));
+    sharing += low == first;
+  }
+  *sharing_out = sharing;
+  return MZ_OK;
+}
+
+mz_status_t mz_engine_open_device(mz_engine_t *engine)
+{
+  bool cuda = mz_config_uses_cuda(engine->config);
+  const char *backend = cuda ? MZ_BACKEND_CUDA : MZ_BACKEND_CPU;
+  int place, size;
+  mz_status_t st;
+
+  MZ_TRY(mz_comm_node(engine->comm, &place, &size));
+  st = open_own(engine, backend, cuda ? place : 0);
+  MZ_TRY(mz_comm_agree(engine->comm, st));
+  engine->sharing = 1;
+  if (cuda) MZ_TRY(count_sharing(engine, &engine->sharing));
+  return MZ_TRACE(mz_comm_use_device(engine->comm, engine->device));
+}
+
+const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing)
+{
+  *sharing = engine->sharing;
+  return engine->device->name;
+}
