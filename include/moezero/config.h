@@ -75,6 +75,7 @@ typedef struct mz_moe_config {
   int32_t ep_size[MZ_MAX_LAYERS];
   int64_t k;
   int64_t expert_intermediate_size; /* resolved */
+  bool expert_bias; /* of the experts' maps; resolved: = model.bias */
   double capacity_factor, eval_capacity_factor;
   int64_t min_capacity;
   bool drop_tokens;

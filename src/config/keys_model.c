@@ -106,6 +106,8 @@ static const mz_key_t rows[] = {
     MZ_INT("moe.expert_intermediate_size", moe.expert_intermediate_size,
            "=model.intermediate_size", 1, 4 * MZ_INT_MAX,
            "Inner width of an expert"),
+    MZ_BOOL("moe.expert_bias", moe.expert_bias, "=model.bias",
+            "Biases of the experts' linear maps"),
     MZ_ABOVE("moe.capacity_factor", moe.capacity_factor, "1.0", 0,
              "Rows an expert takes, as a multiple of balanced ones, in "
              "training"),
@@ -160,9 +162,12 @@ static const mz_key_t rows[] = {
 
 bool mz_key_needs_model(const mz_key_t *key)
 {
-  static const char *const of_layers[] = {
-      "moe.num_experts", "moe.layers", "moe.ep_size",
-      "moe.expert_model_parallel_size", "moe.expert_intermediate_size"};
+  static const char *const of_layers[] = {"moe.num_experts",
+                                          "moe.layers",
+                                          "moe.ep_size",
+                                          "moe.expert_model_parallel_size",
+                                          "moe.expert_intermediate_size",
+                                          "moe.expert_bias"};
 
   for (size_t i = 0; i < sizeof of_layers / sizeof *of_layers; i++)
     if (strcmp(key->path, of_layers[i]) == 0) return true;

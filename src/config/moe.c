@@ -133,6 +133,8 @@ mz_status_t mz_config_derive_moe(mz_config_t *config)
   if (moe->k == 1 && moe->use_rts) moe->drop_policy = MZ_DROP_RANDOM;
   if (!mz_config_given(config, "moe.expert_intermediate_size"))
     moe->expert_intermediate_size = config->values.model.intermediate_size;
+  if (!mz_config_given(config, "moe.expert_bias"))
+    moe->expert_bias = config->values.model.bias;
   if (!experts) {
     /* an application's own layers take their numbers from its program */
     MZ_REQUIRE(json_object_size(section) == 0 ||

@@ -216,6 +216,7 @@ static mz_status_t add_moe(gpt_t *g, int32_t l, int32_t i)
   MZ_TRY(begin_branch(g, name));
   opts.out = g->y;
   opts.d_out = branch_grad(g);
+  ffn.bias = c->moe.expert_bias;
   if (c->debug.identity_experts) ffn.activation = MZ_ACT_IDENTITY_TIMES;
   MZ_TRY(mz_ffn_expert(&ffn, &expert, &opts.expert_self));
   return MZ_TRACE(mz_moe_layer(g->decl, &opts));

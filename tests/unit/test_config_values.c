@@ -25,6 +25,7 @@ Test(config_defaults, model_and_moe)
   }
   cr_expect_eq(moe->k, 1);
   cr_expect_eq(moe->expert_intermediate_size, 128);
+  cr_expect(moe->expert_bias);
   cr_expect_eq(moe->capacity_factor, 1);
   cr_expect_eq(moe->eval_capacity_factor, 1);
   cr_expect_eq(moe->min_capacity, 4);

@@ -34,6 +34,7 @@ static mz_config_values_t gpt2_config(void)
                                     .initializer_range = 0.02},
                           .moe = {.k = 2,
                                   .expert_intermediate_size = 40,
+                                  .expert_bias = true,
                                   .capacity_factor = 1,
                                   .eval_capacity_factor = 1,
                                   .norm_topk_prob = true,
@@ -52,7 +53,7 @@ static mz_config_values_t llama_config(void)
   c.model.norm = MZ_NORM_RMS;
   c.model.position_embedding = MZ_POS_ROPE;
   c.model.rope_theta = 10000;
-  c.model.bias = c.model.attention_bias = false;
+  c.model.bias = c.model.attention_bias = c.moe.expert_bias = false;
   c.model.tie_word_embeddings = false;
   return c;
 }
@@ -221,6 +222,21 @@ Test(gpt, keys_mix_freely)
   expect_shape(decl, "h.0.mlp.gate.bias", 48, 0);
   expect_shape(decl, "h.0.attn.proj.bias", 32, 0);
   cr_expect_eq(mz_decl_find_tensor(decl, "h.0.attn.qkv.bias"), -1);
+  mz_decl_destroy(&decl);
+}
+
+Test(gpt, experts_have_biases_of_their_own_key)
+{
+  mz_config_values_t c = gpt2_config();
+  mz_decl_t *decl;
+
+  c.moe.expert_bias = false;
+  add_moe(&c, 1, 4, 1);
+  decl = declare(&c);
+  expect_shape(decl, "h.0.mlp.up.bias", 48, 0);
+  expect_shape(decl, "h.1.moe.experts.3.up.weight", 40, 32);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.1.moe.experts.3.up.bias"), -1);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.1.moe.experts.3.down.bias"), -1);
   mz_decl_destroy(&decl);
 }
 
