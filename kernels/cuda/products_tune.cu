@@ -189,7 +189,7 @@ static bool read_choice(const char *line, mz_product_choice_t *choice)
   choice->form = (mz_product_form_t)form;
   for (int i = 0; i < ALGO_WORDS; i++, at += 16)
     if (sscanf(line + at, "%16" SCNx64, &choice->algo.data[i]) != 1 ||
-        strcspn(line + at, " \n") < 16)
+        strspn(line + at, "0123456789abcdef") < 16)
       return false;
   return line[at] == '\n' || line[at] == '\0';
 }
