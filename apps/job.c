@@ -5,10 +5,12 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "kernels/device.h"
 
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MAX_EXTRA = 8 };
@@ -92,12 +94,27 @@ done:
   return st;
 }
 
+/* train.device "auto": GPUs where every rank sees one. */
+static mz_status_t settle_device(job_t *job)
+{
+  const char *device = mz_config_values(job->config)->train.device;
+  int64_t fewest, most;
+  int count = 0;
+
+  if (strcmp(device, "auto") != 0) return MZ_OK;
+  if (mz_device_count(MZ_BACKEND_CUDA, &count) != MZ_OK) count = 0;
+  MZ_TRY(mz_comm_min_max(job->control, count, &fewest, &most));
+  return MZ_TRACE(
+      mz_config_set_device(job->config, fewest > 0 ? "cuda" : "cpu"));
+}
+
 mz_status_t job_read_config(job_t *job, const char *const *extra, int num_extra)
 {
   mz_status_t st = read_config(job, extra, num_extra);
 
   if (st == MZ_OK) st = mz_config_resolve(job->config, job->size);
-  return MZ_TRACE(job_settle(job, st));
+  MZ_TRY(job_settle(job, st));
+  return MZ_TRACE(settle_device(job));
 }
 
 /* Greatest common divisor. */

@@ -34,6 +34,19 @@ static void print_model(const mz_config_values_t *c, const mz_decl_t *decl)
          c->model.vocab_size, 1e-6 * (double)all, 1e-6 * (double)active);
 }
 
+static void print_device(const mz_engine_t *engine)
+{
+  int32_t sharing;
+  const char *name = mz_engine_device_name(engine, &sharing);
+
+  printf("device of rank 0: %s\n", name);
+  if (sharing > 1)
+    fprintf(stderr,
+            "warning: %d ranks share one %s: good for tests, slow for training "
+            "(nvidia-cuda-mps-control helps)\n",
+            sharing, name);
+}
+
 static void print_plan(const mz_plan_t *plan, int64_t baseline)
 {
   const mz_plan_opts_t *o = &plan->opts;
@@ -94,6 +107,7 @@ mz_status_t report_start(const mz_config_t *config, const mz_decl_t *decl,
     for (int i = 0; i < mz_config_num_notes(config); i++)
       printf("note: %s\n", mz_config_note(config, i));
     print_model(c, decl);
+    print_device(engine);
     print_plan(mz_engine_plan(engine), mz_engine_baseline_bytes(engine));
     fflush(stdout);
   }

@@ -141,7 +141,8 @@ struct mz_comm *mz_engine_comm(mz_engine_t *engine);
 /** What this rank computes on, for a log: "CPU" or the GPU's name, borrowed.
  * @param[out] sharing  Ranks on the same device, this one included. */
 const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing);
-/** Bytes of the process before the arena, measured after the warm pass. */
+/** Bytes besides the arena, measured after the warm pass: of the process, or of
+ * the GPU whoever uses them. */
 int64_t mz_engine_baseline_bytes(const mz_engine_t *engine);
 
 #ifdef __cplusplus

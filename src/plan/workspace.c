@@ -12,6 +12,29 @@
  * and its gradient, no wider than they, and a number a head. */
 enum { ROWS = 256, ARRAYS = 6 };
 
+/* On GPUs the products have a share of their own, and what the other operations
+ * need grows with the tokens: sums of the gradients of attention in fp32, ranks
+ * of a sort, parts of column sums. H is the narrowest activation. */
+enum { CUDA_BYTES = 192 << 20, CUDA_TOKEN_BYTES = 16 };
+
+static mz_status_t cuda_bytes(const mz_plan_t *plan, int64_t *bytes_out)
+{
+  const mz_decl_t *d = plan->decl;
+  int64_t width = 0, bytes;
+
+  for (int64_t i = 0; i < d->num_buffers; i++) {
+    const mz_decl_buffer_t *b = &d->buffers[i];
+
+    if (b->category != MZ_CAT_ACTIVATIONS || b->dtype != plan->dtype ||
+        b->kind != MZ_ROWS_TOKENS || b->width < 2)
+      continue;
+    width = width == 0 ? b->width : mz_min_i64(width, b->width);
+  }
+  MZ_TRY(mz_mul_i64(plan->max_tokens, width, &bytes));
+  MZ_TRY(mz_mul_i64(bytes, CUDA_TOKEN_BYTES, &bytes));
+  return MZ_TRACE(mz_add_i64(bytes, CUDA_BYTES, bytes_out));
+}
+
 mz_status_t mz_plan_workspace_bytes(const mz_plan_t *plan, int64_t *bytes_out)
 {
   const mz_decl_t *d = plan->decl;
@@ -19,6 +42,7 @@ mz_status_t mz_plan_workspace_bytes(const mz_plan_t *plan, int64_t *bytes_out)
   int64_t weight = 0, width = 0, floats;
 
   *bytes_out = 0;
+  if (plan->opts.cuda) return MZ_TRACE(cuda_bytes(plan, bytes_out));
   if (plan->dtype == MZ_F32) return MZ_OK;
   for (int64_t i = 0; i < d->num_tensors; i++)
     weight = mz_max_i64(weight, d->tensors[i].elements);

@@ -116,8 +116,8 @@ static uint64_t mix(uint64_t x)
 
 enum { HASHED = 1 << 20 /* values in host memory at a time */ };
 
-/* Adds the hash of this rank's part of a tensor. @param piece  [HASHED], or NULL
- * where the values lie in host memory. */
+/* Adds the hash of this rank's part of a tensor. @param piece  [HASHED], or
+ * NULL where the values lie in host memory. */
 static mz_status_t hash_segment(mz_engine_t *e, const mz_segment_t *s,
                                 float *piece, uint64_t *hash)
 {
@@ -144,8 +144,7 @@ static mz_status_t hash_own(mz_engine_t *e, uint64_t *hash_out)
   mz_status_t st = MZ_OK;
 
   *hash_out = 0;
-  if (!e->device->ops->is_host)
-    MZ_TRY(mz_new(HASHED, "hashed values", &piece));
+  if (!e->device->ops->is_host) MZ_TRY(mz_new(HASHED, "hashed values", &piece));
   for (int32_t i = 0; i < e->plan->num_segments[MZ_SHARE_OWNED]; i++)
     MZ_TRY_GOTO(
         st,

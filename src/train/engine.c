@@ -405,6 +405,16 @@ done:
   return st;
 }
 
+/* What is in use besides the arena: of the process, or of the GPU. */
+static mz_status_t measure_baseline(mz_engine_t *e)
+{
+  int64_t used = resident_bytes();
+
+  if (!e->device->ops->is_host) MZ_TRY(mz_device_used(e->device, &used));
+  e->baseline_bytes = used - e->plan->arena_bytes;
+  return MZ_OK;
+}
+
 static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
                           MPI_Comm comm, bool inference,
                           mz_engine_t **engine_out)
@@ -423,7 +433,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
   MZ_TRY_GOTO(st, mz_engine_publish(e), done);
   MZ_TRY_GOTO(st, warm_pass(e), done);
-  e->baseline_bytes = resident_bytes() - e->plan->arena_bytes;
+  MZ_TRY_GOTO(st, measure_baseline(e), done);
   mz_hooks_mark("warm");
   *engine_out = e;
   e = NULL;
