@@ -93,6 +93,8 @@ static mz_status_t regroup(const mz_moe_layer_t *l, const mz_call_t *call,
                     .dst = dst,
                     .to_source_major = to_source_major};
 
+  /* from one source the two orders are one */
+  if (src == dst && window->num_sources == 1) return MZ_OK;
   return MZ_KERNEL(call, regroup, &a);
 }
 
@@ -163,14 +165,14 @@ mz_status_t mz_moe_combine_grad(const mz_call_t *call, void *self)
 }
 
 /* x arrives again and what backward needs of it is computed again; the output
- * itself is not wanted, so it goes where the gradient will leave from. */
+ * itself is not wanted, so it goes where x came from. */
 static mz_status_t recompute(const mz_moe_layer_t *l, const mz_call_t *call,
                              mz_expert_rows_t rows, void *x)
 {
-  const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
+  void *work = call->buffers[l->work];
 
-  MZ_TRY(regroup(l, call, call->buffers[l->work], x, 0));
-  rows.y = call->buffers[round->ret];
+  MZ_TRY(regroup(l, call, work, x, 0));
+  rows.y = work;
   return MZ_TRACE(l->expert.forward(l->opts.expert_self, call, &rows));
 }
 

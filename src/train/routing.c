@@ -285,18 +285,28 @@ static mz_status_t bind_tokens(void *ctx)
   return MZ_OK;
 }
 
-/* A group of one rank: a copy in the order of the stream. Nobody waits. */
-static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w,
-                               const mz_msg_t *msg)
+/* A group of one rank: rows stay where they are. From the dispatch on, the
+ * expert's side is the window of the token side, also for the rows that will
+ * return to it. */
+static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
 {
-  int64_t size = (int64_t)msg->element_bytes;
+  const mz_entry_t *entry = &e->plan->entries[w->entry], *back = entry + 1;
+  const mz_entry_t *end = e->plan->entries + e->plan->num_entries;
+  const mz_decl_buffer_t *b = &e->decl->buffers[entry->send];
+  char *rows;
 
-  MZ_TRY(bind_tokens(w));
   e->tickets[w->entry] = (mz_ticket_t){0};
-  mz_engine_note(
-      e, mz_device_copy(e->device, (char *)msg->recv + w->recv_displs[0] * size,
-                        (const char *)msg->send + w->send_displs[0] * size,
-                        w->send_counts[0] * size, e->device->stream));
+  if (entry->direction == MZ_RETURN) return MZ_OK;
+  MZ_TRY(bind_tokens(w));
+  rows = (char *)e->buffers[entry->send] +
+         w->send_displs[0] * b->width * (int64_t)mz_dtype_bytes(b->dtype);
+  e->buffers[entry->recv] = rows;
+  for (; back < end; back++)
+    if (back->kind == MZ_ENTRY_TOKENS && back->moe == entry->moe &&
+        back->direction == MZ_RETURN && back->recv == entry->send) {
+      e->buffers[back->send] = rows;
+      break;
+    }
   return MZ_OK;
 }
 
@@ -322,7 +332,7 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
   w->run = op->run;
   w->round = engine->moes[entry->moe].round;
   if (engine->plan->groups[entry->group].size == 1)
-    return MZ_TRACE(keep_tokens(engine, w, &msg));
+    return MZ_TRACE(keep_tokens(engine, w));
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[op->entry]));
 }
