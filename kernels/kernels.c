@@ -65,6 +65,7 @@ mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
   kernels->dtype = opts->dtype;
   kernels->workspace = opts->workspace;
   kernels->workspace_bytes = opts->workspace_bytes;
+  kernels->deterministic = opts->deterministic;
   *kernels_out = kernels;
   return MZ_OK;
 }

@@ -79,6 +79,7 @@ struct mz_kernels {
   mz_dtype_t dtype; /* of activations and weights */
   char *workspace;
   int64_t workspace_bytes;
+  int deterministic;
   void *state; /* the backend's own */
 };
 
@@ -92,6 +93,8 @@ typedef struct mz_kernels_opts {
      least one row, or one sequence where an operation works on sequences. */
   void *workspace;
   int64_t workspace_bytes;
+  /* Equal calls give equal bits, also where a library is faster without. */
+  int deterministic;
 } mz_kernels_opts_t;
 
 /** @return MZ_OK, MZ_ERR_ARG (no such backend), MZ_ERR_UNSUPPORTED (not
