@@ -2,6 +2,7 @@
 /* Causal attention of the "/cuda" table: checks a call, chooses its form, and
  * sums dout * out for the backward of the own forms. Letters: attention.h. */
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda.h"
 
 enum { MAX_WIDTH = 256, THREADS = 256 };
 
@@ -33,19 +34,6 @@ void mz_cuda_attention_destroy(mz_cuda_attention_t *attention)
   if (!attention) return;
   mz_cuda_cudnn_destroy(attention->cudnn);
   mz_free(attention);
-}
-
-extern "C" void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on)
-{
-  mz_cuda_state(kernels)->attention->own_only = on != 0;
-}
-
-extern "C" const char *mz_cuda_attention_name(const mz_kernels_t *kernels)
-{
-  const mz_cuda_attention_t *attention = mz_cuda_state(kernels)->attention;
-
-  if (!attention->cudnn || attention->own_only) return "own";
-  return mz_cuda_cudnn_name(attention->cudnn);
 }
 
 /* --- delta --- */
@@ -190,4 +178,25 @@ extern "C" mz_status_t mz_k_attention_grad_cuda(const mz_kernels_t *kernels,
   if (mz_cuda_attention_mma_serves(kernels->dtype, &h))
     return MZ_TRACE(mz_cuda_attention_mma_grad(&h, on));
   return MZ_TRACE(mz_cuda_attention_fma(kernels->dtype, &h, true, on));
+}
+
+/* --- which form --- */
+
+extern "C" void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on)
+{
+  mz_cuda_state(kernels)->attention->own_only = on != 0;
+}
+
+extern "C" const char *mz_cuda_attention_form(const mz_kernels_t *kernels,
+                                              const mz_attention_t *a, int grad)
+{
+  const mz_cuda_attention_t *attention = mz_cuda_state(kernels)->attention;
+  mz_cuda_heads_t h;
+
+  if (heads_of(a, &h) != MZ_OK) return "none";
+  if (attention->cudnn && !attention->own_only &&
+      mz_cuda_cudnn_serves(attention->cudnn, &h, grad != 0))
+    return mz_cuda_cudnn_name(attention->cudnn);
+  return mz_cuda_attention_mma_serves(kernels->dtype, &h) ? "tensor cores"
+                                                          : "plain";
 }

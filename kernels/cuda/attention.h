@@ -2,7 +2,7 @@
 /* What the forms of attention share: how they see one call, and which form
  * serves it. Letters: kernels/attention.h.
  *
- * Three forms: cuDNN's (attention_cudnn.cu, bf16, where the library is found),
+ * Three forms: cuDNN's (attention_cudnn.cc, bf16, where the library is found),
  * tensor cores (attention_mma.cu, attention_mma_grad.cu, bf16, D a multiple of
  * 8 up to 128), plain arithmetic (attention_fma.cu, any dtype and D). All read
  * and write the statistics in one layout, so a backward of one form may follow
@@ -11,7 +11,16 @@
 #ifndef MZ_KERNELS_CUDA_ATTENTION_H
 #define MZ_KERNELS_CUDA_ATTENTION_H
 
-#include "kernels/cuda/cuda.h"
+/* Not cuda.h: attention_cudnn.cc goes to the host's compiler alone, since
+ * nvcc takes minutes over the frontend's headers. */
+extern "C" {
+#include "base/alloc.h"
+#include "base/check.h"
+#include "kernels/kernels.h"
+}
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 /* A call as the kernels see it; passed to them by value. */
 typedef struct mz_cuda_heads {
@@ -79,7 +88,19 @@ mz_status_t mz_cuda_cudnn_attention(const mz_kernels_t *kernels,
                                     mz_cuda_cudnn_t *cudnn,
                                     const mz_cuda_heads_t *h, bool grad,
                                     cudaStream_t stream, bool *served_out);
-/* "cuDNN 9.14.0 (...)". */
+/* "cuDNN 9.14.0". */
 const char *mz_cuda_cudnn_name(const mz_cuda_cudnn_t *cudnn);
+/* Whether a plan was made and serves the shape. */
+bool mz_cuda_cudnn_serves(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t *h,
+                          bool grad);
+
+/* For the log and the tests, of a "/cuda" table. own_only: from now on the own
+ * forms serve all. form: "cuDNN 9.14.0", "tensor cores" or "plain", what served
+ * a shape of `batch` > 0 last or would serve it; a shape that cuDNN has not
+ * served yet counts as an own form's. */
+extern "C" void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on);
+extern "C" const char *mz_cuda_attention_form(const mz_kernels_t *kernels,
+                                              const mz_attention_t *a,
+                                              int grad);
 
 #endif

@@ -8,6 +8,7 @@
  * block has a key tile and walks over the query heads of its group and their
  * queries, in that order: every sum has one order. */
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda.h"
 
 enum { SIDE = 16, THREADS = SIDE * SIDE };
 

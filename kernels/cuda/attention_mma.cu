@@ -4,6 +4,7 @@
  * a warp 32 of them; keys and values come in tiles of 64, the one while the
  * other is worked on. Letters: attention.h; fragments: mma.h. */
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.h"
 
 enum { WARPS = 4, THREADS = 32 * WARPS, M = 2, ROWS = 16 * M };
@@ -108,7 +109,7 @@ static __device__ __forceinline__ void write_rows(const mz_cuda_heads_t &h,
 template <int W>
 static __global__ void __launch_bounds__(THREADS, 2) forward(mz_cuda_heads_t h)
 {
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(256) char shared[];
   const uint32_t query = mz_shared_at(shared), key = query + QUERIES * W * 2;
   const uint32_t value = key + KEYS * W * 2;
   const __nv_bfloat16 *qkv = (const __nv_bfloat16 *)h.qkv;

@@ -9,6 +9,7 @@
  * gradients of scores, as they leave the tensor cores, are the left operands of
  * the products for dv and dk. Letters: attention.h; fragments: mma.h. */
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/cuda.h"
 #include "kernels/cuda/mma.h"
 
 static const float log2_e = 1.44269504f;
@@ -123,7 +124,7 @@ static __global__ void __launch_bounds__(keys_shape<W>::THREADS)
 {
   typedef keys_shape<W> S;
   const int BUFFER = 2 * S::TILE + 2 * S::STATS;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(256) char shared[];
   const uint32_t key = mz_shared_at(shared), value = key + S::HELD;
   const uint32_t buffer = value + S::HELD;
   const float *stats = (const float *)(shared + 2 * S::HELD + 2 * S::TILE);
@@ -212,7 +213,7 @@ static __global__ void __launch_bounds__(queries_shape<W>::THREADS, 2)
 {
   typedef queries_shape<W> S;
   const int BUFFER = 2 * S::TILE;
-  extern __shared__ __align__(128) char shared[];
+  extern __shared__ __align__(256) char shared[];
   const uint32_t query = mz_shared_at(shared), dout = query + S::HELD;
   const uint32_t buffer = dout + S::HELD;
   int64_t pairs = (int64_t)h.batch * h.heads, pair = blockIdx.x % pairs;

@@ -129,36 +129,35 @@ mz_copy_tile(uint32_t to, const __nv_bfloat16 *from, int64_t ld, int rows,
   }
 }
 
-/* A fragment: rows row.. and columns 16 k.. of a tile. */
+/* Where a lane reads, for the fragments below, at rows row.. (a multiple of 8)
+ * and columns 0.. of a tile. 16 columns on: ^ 32, which needs tiles on 256
+ * bytes; 8 rows on: + 8 rows' bytes. */
 template <int W>
-static __device__ __forceinline__ void mz_load_a(uint32_t (&a)[4],
-                                                 uint32_t tile, int row, int k)
+static __device__ __forceinline__ uint32_t mz_lane_at(uint32_t tile, int row,
+                                                      int lane_row,
+                                                      int lane_chunk)
 {
-  int lane = (int)threadIdx.x % 32;
-
-  mz_load_matrices(a, mz_chunk_at<W>(tile, row + lane % 16, 2 * k + lane / 16));
+  return mz_chunk_at<W>(tile + (uint32_t)(row * W * 2), lane_row, lane_chunk);
 }
 
-/* The B fragments of two neighbouring n tiles, where n is the tile's row (from
- * row..) and k its column (16 k..): b[0], b[1] and b[2], b[3]. */
+/* An A fragment; or the B fragments of two neighbouring n tiles, b[0], b[1] and
+ * b[2], b[3], where k is the tile's row and n its column (mz_load_turned). */
 template <int W>
-static __device__ __forceinline__ void mz_load_b(uint32_t (&b)[4],
-                                                 uint32_t tile, int row, int k)
+static __device__ __forceinline__ uint32_t mz_lane_of_a(uint32_t tile, int row)
 {
   int lane = (int)threadIdx.x % 32;
 
-  mz_load_matrices(b, mz_chunk_at<W>(tile, row + lane % 8 + lane / 16 * 8,
-                                     2 * k + lane / 8 % 2));
+  return mz_lane_at<W>(tile, row, lane % 16, lane / 16);
 }
 
-/* The same where k is the tile's row (from row..) and n its column (16 n..). */
+/* The B fragments of two neighbouring n tiles where n is the tile's row and k
+ * its column. */
 template <int W>
-static __device__ __forceinline__ void
-mz_load_b_turned(uint32_t (&b)[4], uint32_t tile, int row, int n)
+static __device__ __forceinline__ uint32_t mz_lane_of_b(uint32_t tile, int row)
 {
   int lane = (int)threadIdx.x % 32;
 
-  mz_load_turned(b, mz_chunk_at<W>(tile, row + lane % 16, 2 * n + lane / 16));
+  return mz_lane_at<W>(tile, row, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
 template <int M, int N>
@@ -178,18 +177,20 @@ template <int W, int M, int N>
 static __device__ __forceinline__ void
 mz_product_rows(float (&c)[M][N][4], uint32_t a, int arow, uint32_t b, int brow)
 {
+  uint32_t from_a = mz_lane_of_a<W>(a, arow), from_b = mz_lane_of_b<W>(b, brow);
+
 #pragma unroll
   for (int k = 0; k < W / 16; k++) {
     uint32_t x[M][4];
 
 #pragma unroll
     for (int m = 0; m < M; m++)
-      mz_load_a<W>(x[m], a, arow + 16 * m, k);
+      mz_load_matrices(x[m], (from_a ^ (k << 5)) + 16 * m * W * 2);
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       uint32_t y[4];
 
-      mz_load_b<W>(y, b, brow + 8 * n, k);
+      mz_load_matrices(y, (from_b ^ (k << 5)) + 8 * n * W * 2);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mz_mma(c[m][n], x[m], y[0], y[1]);
@@ -205,13 +206,15 @@ static __device__ __forceinline__ void
 mz_product_add(float (&c)[M][N][4], const uint32_t (&a)[M][K][4], uint32_t b,
                int brow)
 {
+  uint32_t from = mz_lane_of_a<W>(b, brow);
+
 #pragma unroll
   for (int k = 0; k < K; k++)
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
       uint32_t y[4];
 
-      mz_load_b_turned<W>(y, b, brow + 16 * k, n / 2);
+      mz_load_turned(y, (from ^ (n << 4)) + 16 * k * W * 2);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         mz_mma(c[m][n], a[m][k], y[0], y[1]);
