@@ -18,14 +18,15 @@ typedef struct mz_attention {
   int32_t head_width; /* D */
   const void *qkv;
   void *out;  /* [T, A * D] */
-  float *lse; /* [A, T] log-sum-exp of the scaled scores */
+  float *lse; /* [A, T] log-sum-exp of the scaled scores; only a backend's own
+                 backward reads it: "/cuda" has it as [B, A, S] */
 } mz_attention_t;
 
 typedef struct mz_attention_grad {
   mz_attention_t forward; /* qkv, out, lse are read */
   const void *dout;       /* [T, A * D] */
   void *dqkv;             /* [T, (A + 2 G) * D], written */
-  float *delta;           /* [A, T] scratch: rowsum(dout * out) */
+  float *delta;           /* [A, T] scratch: rowsum(dout * out); likewise */
 } mz_attention_grad_t;
 
 /* Rotary positions (Su et al. 2021, arXiv:2104.09864), in place on the query
