@@ -430,7 +430,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* Blocks (x: positions, y: columns), a warp a position and 32 N columns. */
 template <typename T, int N>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, 2)
     sum_positions(mz_embedding_grad_t a, mz_mask_t mask)
 {
   typedef typename mz_raw<T, N>::type raw_t;
