@@ -16,6 +16,13 @@
 #include <math.h>
 #include <stdint.h>
 
+/* In CUDA code the functions exist on both sides. */
+#ifdef __CUDACC__
+#define MZ_RANDOM_FN static inline __host__ __device__
+#else
+#define MZ_RANDOM_FN static inline
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -39,16 +46,16 @@ typedef struct mz_random {
 } mz_random_t;
 
 /** The sequence of (seed, x, purpose, layer); of layer 16 bits count. */
-static inline mz_random_t mz_random_make(uint64_t seed, uint32_t x,
-                                         uint32_t purpose, uint32_t layer)
+MZ_RANDOM_FN mz_random_t mz_random_make(uint64_t seed, uint32_t x,
+                                        uint32_t purpose, uint32_t layer)
 {
   mz_random_t r = {seed, x, (purpose << 16) | (layer & 0xffffu)};
   return r;
 }
 
 /** The block of four 32-bit words that holds elements 4b .. 4b + 3. */
-static inline void mz_philox_block(const mz_random_t *random, uint64_t b,
-                                   uint32_t out[4])
+MZ_RANDOM_FN void mz_philox_block(const mz_random_t *random, uint64_t b,
+                                  uint32_t out[4])
 {
   uint32_t k0 = (uint32_t)random->seed, k1 = (uint32_t)(random->seed >> 32);
   uint32_t c0 = (uint32_t)b, c1 = (uint32_t)(b >> 32);
@@ -74,7 +81,7 @@ static inline void mz_philox_block(const mz_random_t *random, uint64_t b,
 }
 
 /** 32 random bits of element @p i. */
-static inline uint32_t mz_random_u32(const mz_random_t *random, uint64_t i)
+MZ_RANDOM_FN uint32_t mz_random_u32(const mz_random_t *random, uint64_t i)
 {
   uint32_t block[4];
   mz_philox_block(random, i / 4, block);
@@ -82,13 +89,13 @@ static inline uint32_t mz_random_u32(const mz_random_t *random, uint64_t i)
 }
 
 /** Bits to a uniform number in [0, 1), a multiple of 2^-24: exact in fp32. */
-static inline float mz_uniform_of(uint32_t bits)
+MZ_RANDOM_FN float mz_uniform_of(uint32_t bits)
 {
   return (float)(bits >> 8) * 0x1p-24f;
 }
 
 /** A uniform number in [0, 1) of element @p i. */
-static inline float mz_random_uniform(const mz_random_t *random, uint64_t i)
+MZ_RANDOM_FN float mz_random_uniform(const mz_random_t *random, uint64_t i)
 {
   return mz_uniform_of(mz_random_u32(random, i));
 }
@@ -97,7 +104,7 @@ static inline float mz_random_uniform(const mz_random_t *random, uint64_t i)
  * Standard normal of element @p i: Box and Muller 1958 on the two words of the
  * pair (i & ~1, i | 1) of its block; the even element takes the cosine.
  */
-static inline double mz_random_normal(const mz_random_t *random, uint64_t i)
+MZ_RANDOM_FN double mz_random_normal(const mz_random_t *random, uint64_t i)
 {
   uint32_t block[4];
   double u, angle;
