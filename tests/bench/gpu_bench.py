@@ -4,6 +4,7 @@
 
   gpu_bench.py [MODEL]... [--rounds N]        speed, memory, first step
   gpu_bench.py [MODEL] --losses [--steps N]   the same start and tokens: losses
+  gpu_bench.py [MODEL]... --kernels           where the time of a step goes
 
 A round runs the peer, gpt_moe with train.deterministic and gpt_moe without; 10
 steps of a run are warm-up, the medians are over the 30 after them. The first
@@ -18,12 +19,16 @@ losses of every step (largest relative difference at most 1e-2, and at most
 twice that between the peer and itself in another precision setting); exit 1 if
 they are not.
 
+--kernels: one run of each program with the build's kernel_times in it, which
+slows it a little: kernels by time over the last 10 steps, and pauses.
+
 Run it in the root of the repository, with a finished build. The peer needs
 PyTorch, --losses also h5py. On a machine without a GPU the model bench-tiny
 with --device cpu tries the script itself.
 """
 import argparse
 import datetime
+import glob
 import json
 import os
 import shutil
@@ -162,7 +167,7 @@ def failed(name, process, log):
     raise Failed("%s ended with %d:\n%s" % (name, process.returncode, tail))
 
 
-def run_ours(a, model, tokens, out, steps, watch=False, extra=()):
+def run_ours(a, model, tokens, out, steps, watch=False, extra=(), env=None):
     """The lines of the metrics; seconds from the start to the first step."""
     command = a.launcher.split() + [
         os.path.join(a.build, "apps", "gpt_moe"), config_path(model),
@@ -174,7 +179,7 @@ def run_ours(a, model, tokens, out, steps, watch=False, extra=()):
     watched = Watch(watch)
     with open(out + ".log", "w") as log:
         began = time.time()
-        process = start(command, log)
+        process = start(command, log, env)
         for line in process.stdout:
             if not line.startswith('{"step"'):
                 continue
@@ -204,14 +209,14 @@ def ours_folder(a, model, name):
     return out, kept is not None
 
 
-def run_peer(a, model, name, flags, watch=False):
+def run_peer(a, model, name, flags, watch=False, env=None):
     """The peer's JSON object, with first_s added."""
     path = os.path.join(a.work, "%s-%s" % (model, name))
     command = [a.python, os.path.abspath(__file__), "--as-peer"]
     command += MODELS[model][0].split() + flags
     if a.device != "cuda":
         command += ["--device", a.device]
-    env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(
+    env = dict(env or os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(
         a.work, "inductor"))
     first = last = None
     watched = Watch(watch)
@@ -345,6 +350,46 @@ def bench_model(a, model):
     return table([peer] + list(ours.values()), reference)
 
 
+# --- kernels ---
+
+def with_times(a, name):
+    """An environment in which a program writes its kernels' times; the files'
+    common beginning."""
+    prefix = os.path.join(a.work, name + ".kernels")
+    for path in glob.glob(prefix + ".*"):
+        os.remove(path)
+    library = os.path.join(a.build, "tests", "bench", "libkernel_times.so")
+    return dict(os.environ, CUDA_INJECTION64_PATH=library,
+                MZ_KERNEL_TIMES=prefix), prefix
+
+
+def kernels_of(name, prefix, steps_ms):
+    import kernel_table
+    step_ms = statistics.median(steps_ms[-10:])
+    rows = ["%s: %.2f ms a step" % (name, step_ms), ""]
+    found = sorted(glob.glob(prefix + ".*"), key=os.path.getsize)
+    if not found:
+        return rows + ["no times: is libkernel_times.so in the build?", ""]
+    return rows + kernel_table.table(found[-1], step_ms) + [""]
+
+
+def kernels_model(a, model):
+    steps = WARMUP + 15
+    tokens = make_tokens(a, model, Shape(model), steps)[0]
+    value = a.deterministic.split(",")[0]
+    env, prefix = with_times(a, model + "-ours")
+    run = run_ours(a, model, tokens, ours_folder(a, model, value)[0], steps,
+                   extra=["--set", "train.deterministic=" + value], env=env)
+    rows = kernels_of("moezero", prefix, [x["step_ms"] for x in run["lines"]])
+    if a.no_peer:
+        return rows
+    env, prefix = with_times(a, model + "-peer")
+    flags = MODELS[model][1].split() + a.peer_flags.split()
+    run = run_peer(a, model, "peer", flags + ["--warmup", str(WARMUP),
+                                              "--steps", "15"], env=env)
+    return rows + kernels_of("PyTorch", prefix, run["ms_steps"])
+
+
 # --- losses ---
 
 def make_tokens(a, model, shape, steps):
@@ -445,6 +490,7 @@ def parse():
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=30, help="that count")
     p.add_argument("--losses", action="store_true")
+    p.add_argument("--kernels", action="store_true")
     p.add_argument("--no-peer", action="store_true")
     p.add_argument("--no-mm", action="store_true")
     p.add_argument("--deterministic", default="true,false",
@@ -485,7 +531,7 @@ def report(a):
     put("`ci/gpu-bench %s`, %s; %s" % (
         " ".join(sys.argv[1:]), datetime.date.today().isoformat(),
         versions(a)), "")
-    with_mm = not (a.no_mm or a.losses)
+    with_mm = not (a.no_mm or a.losses or a.kernels)
     before = measure_mm(a.python) if with_mm else None
     for model in a.models:
         put("## %s" % model, "")
@@ -494,6 +540,8 @@ def report(a):
                 rows, good = compare_losses(a, model)
                 put(*rows, "")
                 code = code or (0 if good else 1)
+            elif a.kernels:
+                put(*kernels_model(a, model))
             else:
                 put(*bench_model(a, model), "")
         except Failed as error:
