@@ -2,6 +2,7 @@
 /* Causal attention of the "/cuda" table: checks a call, chooses its form, and
  * sums dout * out for the backward of the own forms. Letters: attention.h. */
 #include "kernels/cuda/attention.h"
+#include "kernels/cuda/attention_form.h"
 #include "kernels/cuda/cuda.h"
 
 enum { MAX_WIDTH = 256, THREADS = 256 };
@@ -195,7 +196,7 @@ extern "C" const char *mz_cuda_attention_form(const mz_kernels_t *kernels,
 
   if (heads_of(a, &h) != MZ_OK) return "none";
   if (attention->cudnn && !attention->own_only &&
-      mz_cuda_cudnn_serves(attention->cudnn, &h, grad != 0))
+      mz_cuda_cudnn_serves(kernels, attention->cudnn, &h, grad != 0))
     return mz_cuda_cudnn_name(attention->cudnn);
   return mz_cuda_attention_mma_serves(kernels->dtype, &h) ? "tensor cores"
                                                           : "plain";

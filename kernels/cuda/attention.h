@@ -66,6 +66,28 @@ mz_cuda_stats_at(const mz_cuda_heads_t &h, int b, int head, int row)
   return ((int64_t)b * h.heads + head) * h.sequence + row;
 }
 
+/* Which (sequence, head) and which of its tiles block i has: tile after tile of
+ * as many heads as keep the device busy, so that what these heads read again
+ * and again stays in its cache. Tile 0 comes first: let it be the longest. */
+typedef struct mz_cuda_task {
+  int64_t pair;
+  int tile;
+} mz_cuda_task_t;
+
+static __host__ __device__ __forceinline__ mz_cuda_task_t
+mz_cuda_task_of(int64_t i, int64_t pairs, int tiles)
+{
+  const int64_t busy = 512; /* blocks: some for each multiprocessor */
+  int64_t many = (busy + tiles - 1) / tiles, first = i / (many * tiles) * many;
+  int64_t here = pairs - first < many ? pairs - first : many;
+  mz_cuda_task_t task;
+
+  i -= first * tiles;
+  task.pair = first + i % here;
+  task.tile = (int)(i / here);
+  return task;
+}
+
 /* The own forms. Backward: delta has been computed. */
 mz_status_t mz_cuda_attention_fma(mz_dtype_t dtype, const mz_cuda_heads_t *h,
                                   bool grad, cudaStream_t stream);
@@ -91,16 +113,7 @@ mz_status_t mz_cuda_cudnn_attention(const mz_kernels_t *kernels,
 /* "cuDNN 9.14.0". */
 const char *mz_cuda_cudnn_name(const mz_cuda_cudnn_t *cudnn);
 /* Whether a plan was made and serves the shape. */
-bool mz_cuda_cudnn_serves(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t *h,
-                          bool grad);
-
-/* For the log and the tests, of a "/cuda" table. own_only: from now on the own
- * forms serve all. form: "cuDNN 9.14.0", "tensor cores" or "plain", what served
- * a shape of `batch` > 0 last or would serve it; a shape that cuDNN has not
- * served yet counts as an own form's. */
-extern "C" void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on);
-extern "C" const char *mz_cuda_attention_form(const mz_kernels_t *kernels,
-                                              const mz_attention_t *a,
-                                              int grad);
+bool mz_cuda_cudnn_serves(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
+                          const mz_cuda_heads_t *h, bool grad);
 
 #endif

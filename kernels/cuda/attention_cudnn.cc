@@ -36,7 +36,7 @@ typedef std::shared_ptr<fe::graph::Tensor_attributes> tensor_t;
 
 struct plan {
   int batch, sequence, heads, kv_heads, width;
-  bool grad;
+  bool grad, deterministic;
   int part; /* sequences a run, a divisor of batch; 0: cuDNN does not serve it
              */
   graph_t graph;
@@ -135,8 +135,7 @@ static void lay_out(const tensor_t &tensor,
       .set_data_type(as.get_data_type());
 }
 
-static void describe(const plan &p, const mz_cuda_heads_t &h,
-                     bool deterministic)
+static void describe(const plan &p, const mz_cuda_heads_t &h)
 {
   fe::graph::Graph &g = *p.graph;
   tensor_t q = g.tensor(rows_of(p, Q, "q", p.heads, h.ld));
@@ -164,7 +163,7 @@ static void describe(const plan &p, const mz_cuda_heads_t &h,
                                  .set_name("attention_grad")
                                  .set_causal_mask(true)
                                  .set_attn_scale(h.scale)
-                                 .set_deterministic_algorithm(deterministic));
+                                 .set_deterministic_algorithm(p.deterministic));
   const fe::DataType_t bf16 = fe::DataType_t::BFLOAT16;
 
   lay_out(out[0], rows_of(p, DQ, "dq", p.heads, h.ld).set_data_type(bf16));
@@ -182,7 +181,7 @@ static bool build(const mz_kernels_t *kernels, cudnnHandle_t handle, plan &p,
   p.graph->set_io_data_type(fe::DataType_t::BFLOAT16)
       .set_intermediate_data_type(fe::DataType_t::FLOAT)
       .set_compute_data_type(fe::DataType_t::FLOAT);
-  describe(p, h, kernels->deterministic != 0);
+  describe(p, h);
   if (p.graph->validate().is_bad() ||
       p.graph->build_operation_graph(handle).is_bad() ||
       p.graph->create_execution_plans({fe::HeurMode_t::A}).is_bad())
@@ -199,7 +198,7 @@ static bool build(const mz_kernels_t *kernels, cudnnHandle_t handle, plan &p,
 static void make(const mz_kernels_t *kernels, cudnnHandle_t handle, plan &p,
                  const mz_cuda_heads_t &h)
 {
-  bool stores = p.grad && kernels->deterministic;
+  bool stores = p.grad && p.deterministic;
   int64_t sequence_bytes =
       stores ? 2 * (int64_t)p.heads * p.sequence * p.sequence : 0;
 
@@ -215,13 +214,15 @@ static void make(const mz_kernels_t *kernels, cudnnHandle_t handle, plan &p,
   p.graph.reset();
 }
 
-static plan *find(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t &h, bool grad)
+static plan *find(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t &h, bool grad,
+                  bool deterministic)
 {
   for (int i = 0; i < cudnn->num_plans; i++) {
     plan &p = cudnn->plans[i];
 
     if (p.batch == h.batch && p.sequence == h.sequence && p.heads == h.heads &&
-        p.kv_heads == h.kv_heads && p.width == h.width && p.grad == grad)
+        p.kv_heads == h.kv_heads && p.width == h.width && p.grad == grad &&
+        p.deterministic == deterministic)
       return &p;
   }
   return NULL;
@@ -231,7 +232,8 @@ static plan *find(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t &h, bool grad)
 static plan *find_or_make(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
                           const mz_cuda_heads_t &h, bool grad)
 {
-  plan *p = find(cudnn, h, grad);
+  bool deterministic = kernels->deterministic != 0;
+  plan *p = find(cudnn, h, grad, deterministic);
 
   if (p || cudnn->num_plans == MAX_PLANS) return p;
   p = &cudnn->plans[cudnn->num_plans++];
@@ -241,6 +243,7 @@ static plan *find_or_make(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
   p->kv_heads = h.kv_heads;
   p->width = h.width;
   p->grad = grad;
+  p->deterministic = deterministic;
   try {
     make(kernels, cudnn->handle, *p, h);
   } catch (const std::exception &) {
@@ -309,10 +312,10 @@ mz_status_t mz_cuda_cudnn_attention(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-bool mz_cuda_cudnn_serves(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t *h,
-                          bool grad)
+bool mz_cuda_cudnn_serves(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
+                          const mz_cuda_heads_t *h, bool grad)
 {
-  const plan *p = find(cudnn, *h, grad);
+  const plan *p = find(cudnn, *h, grad, kernels->deterministic != 0);
 
   return p && p->part > 0;
 }
@@ -343,10 +346,10 @@ mz_status_t mz_cuda_cudnn_attention(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-bool mz_cuda_cudnn_serves(mz_cuda_cudnn_t *cudnn, const mz_cuda_heads_t *h,
-                          bool grad)
+bool mz_cuda_cudnn_serves(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
+                          const mz_cuda_heads_t *h, bool grad)
 {
-  (void)cudnn, (void)h, (void)grad;
+  (void)kernels, (void)cudnn, (void)h, (void)grad;
   return false;
 }
 

@@ -113,12 +113,12 @@ static __global__ void __launch_bounds__(THREADS, 2) forward(mz_cuda_heads_t h)
   const uint32_t query = mz_shared_at(shared), key = query + QUERIES * W * 2;
   const uint32_t value = key + KEYS * W * 2;
   const __nv_bfloat16 *qkv = (const __nv_bfloat16 *)h.qkv;
-  int64_t pairs = (int64_t)h.batch * h.heads, pair = blockIdx.x % pairs;
-  int b = (int)(pair / h.heads), head = (int)(pair % h.heads);
-  /* The last queries see the most keys: first they. */
-  int tile =
-      (h.sequence + QUERIES - 1) / QUERIES - 1 - (int)(blockIdx.x / pairs);
-  int q0 = tile * QUERIES, warp_row = (int)threadIdx.x / 32 * ROWS;
+  int tiles = (h.sequence + QUERIES - 1) / QUERIES;
+  mz_cuda_task_t task =
+      mz_cuda_task_of(blockIdx.x, (int64_t)h.batch * h.heads, tiles);
+  int b = (int)(task.pair / h.heads), head = (int)(task.pair % h.heads);
+  int q0 = (tiles - 1 - task.tile) * QUERIES; /* the last see the most keys */
+  int warp_row = (int)threadIdx.x / 32 * ROWS;
   int end = min(q0 + QUERIES, h.sequence);
   const __nv_bfloat16 *keys = qkv + mz_cuda_key_at(h, b, head / h.group, 0);
   const __nv_bfloat16 *values = qkv + mz_cuda_value_at(h, b, head / h.group, 0);

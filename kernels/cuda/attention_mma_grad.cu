@@ -129,9 +129,12 @@ static __global__ void __launch_bounds__(keys_shape<W>::THREADS)
   const uint32_t buffer = value + S::HELD;
   const float *stats = (const float *)(shared + 2 * S::HELD + 2 * S::TILE);
   const __nv_bfloat16 *qkv = (const __nv_bfloat16 *)h.qkv;
-  int64_t pairs = (int64_t)h.batch * h.kv_heads, pair = blockIdx.x % pairs;
-  int b = (int)(pair / h.kv_heads), kv_head = (int)(pair % h.kv_heads);
-  int k0 = (int)(blockIdx.x / pairs) * S::BLOCK, head0 = kv_head * h.group;
+  mz_cuda_task_t task =
+      mz_cuda_task_of(blockIdx.x, (int64_t)h.batch * h.kv_heads,
+                      (h.sequence + S::BLOCK - 1) / S::BLOCK);
+  int b = (int)(task.pair / h.kv_heads);
+  int kv_head = (int)(task.pair % h.kv_heads), head0 = kv_head * h.group;
+  int k0 = task.tile * S::BLOCK; /* the first are seen by the most queries */
   int warp_row = (int)threadIdx.x / 32 * S::ROWS, keys = h.sequence - k0;
   int tiles = (keys + S::WALK - 1) / S::WALK, all = tiles * h.group;
   float dk[S::M][W / 8][4], dv[S::M][W / 8][4], scale[S::M][2], one[S::M][2];
@@ -216,11 +219,12 @@ static __global__ void __launch_bounds__(queries_shape<W>::THREADS, 2)
   extern __shared__ __align__(256) char shared[];
   const uint32_t query = mz_shared_at(shared), dout = query + S::HELD;
   const uint32_t buffer = dout + S::HELD;
-  int64_t pairs = (int64_t)h.batch * h.heads, pair = blockIdx.x % pairs;
-  int b = (int)(pair / h.heads), head = (int)(pair % h.heads);
-  int tile =
-      (h.sequence + S::BLOCK - 1) / S::BLOCK - 1 - (int)(blockIdx.x / pairs);
-  int q0 = tile * S::BLOCK, end = min(q0 + S::BLOCK, h.sequence);
+  int blocks = (h.sequence + S::BLOCK - 1) / S::BLOCK;
+  mz_cuda_task_t task =
+      mz_cuda_task_of(blockIdx.x, (int64_t)h.batch * h.heads, blocks);
+  int b = (int)(task.pair / h.heads), head = (int)(task.pair % h.heads);
+  int q0 = (blocks - 1 - task.tile) * S::BLOCK;
+  int end = min(q0 + S::BLOCK, h.sequence);
   int warp_row = (int)threadIdx.x / 32 * S::ROWS, lane = (int)threadIdx.x % 32;
   float dq[S::M][W / 8][4], shift[S::M][2], delta[S::M][2], scale[S::M][2];
 

@@ -115,17 +115,19 @@ static __device__ __forceinline__ void
 mz_copy_tile(uint32_t to, const __nv_bfloat16 *from, int64_t ld, int rows,
              int width)
 {
-  const int CHUNKS = W / 8;
+  const int CHUNKS = W / 8, STEP = THREADS / CHUNKS; /* rows a round */
+  int row = (int)threadIdx.x / CHUNKS, chunk = (int)threadIdx.x % CHUNKS;
+  const __nv_bfloat16 *at = from + row * ld + chunk * 8;
+  bool column = chunk * 8 < width;
 
-  static_assert(ROWS * (W / 8) % THREADS == 0, "whole rounds");
+  static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "one swizzle, whole rounds");
+  to = mz_chunk_at<W>(to, row, chunk);
 #pragma unroll
-  for (int n = 0; n < ROWS * CHUNKS / THREADS; n++) {
-    int i = n * THREADS + (int)threadIdx.x;
-    int row = i / CHUNKS, chunk = i % CHUNKS;
-    bool inside = row < rows && chunk * 8 < width;
+  for (int n = 0; n < ROWS / STEP; n++) {
+    bool inside = column && n * STEP + row < rows;
 
-    mz_copy16(mz_chunk_at<W>(to, row, chunk),
-              from + (inside ? row * ld + chunk * 8 : 0), inside);
+    mz_copy16(to + n * STEP * W * 2, inside ? at : from, inside);
+    at += STEP * ld;
   }
 }
 
