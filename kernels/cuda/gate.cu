@@ -163,7 +163,7 @@ static __device__ void tensor_logits(const mz_gate_t &a, int64_t first)
   for (int32_t e0 = 0; e0 < a.num_experts; e0 += GROUPS * 8) {
     float acc[GROUPS * 8] = {};
 
-#pragma unroll(GROUPS == 1 ? 4 : 2)
+#pragma unroll(GROUPS == 2 || GROUPS == 4 ? 2 : 1)
     for (int64_t c = warp * 32 + q * 8; c < a.width; c += WARPS * 32)
       multiply_columns<GROUPS>(x, (const __nv_bfloat16 *)a.w, a.width, e0 + g,
                                a.num_experts, c, acc);
@@ -321,8 +321,12 @@ static __device__ void write_partials(const mz_cuda_gate_t &g, int64_t first,
   g.gap[tile] = distance;
 }
 
+/* Blocks that a processor holds at once: while some wait for x, others choose.
+ */
+static constexpr int blocks_at_once(int how) { return how == 1 ? 4 : 2; }
+
 template <typename T, int HOW>
-static __global__ void __launch_bounds__(THREADS, HOW == 8 ? 1 : 2)
+static __global__ void __launch_bounds__(THREADS, blocks_at_once(HOW))
     gate_tile(mz_cuda_gate_t g)
 {
   extern __shared__ int32_t counts[];
