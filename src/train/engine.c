@@ -269,6 +269,7 @@ static mz_status_t create_comm(mz_engine_t *e, MPI_Comm comm)
 {
   mz_comm_opts_t opts = {.thread = e->config->comm.thread,
                          .watchdog_s = e->config->train.watchdog_s,
+                         .staged = e->config->debug.staged,
                          .count_limit = e->config->debug.count_limit};
   return MZ_TRACE(mz_comm_create(comm, &opts, &e->comm));
 }
@@ -433,6 +434,8 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
   MZ_TRY_GOTO(st, mz_engine_publish(e), done);
   MZ_TRY_GOTO(st, warm_pass(e), done);
+  e->stream_waits =
+      e->config->comm.wait == MZ_WAIT_STREAM && !e->device->ops->is_host;
   MZ_TRY_GOTO(st, measure_baseline(e), done);
   mz_hooks_mark("warm");
   *engine_out = e;

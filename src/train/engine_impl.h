@@ -53,7 +53,8 @@ struct mz_engine {
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
   mz_device_t *device;
-  int32_t sharing; /* ranks on this device */
+  int32_t sharing;   /* ranks on this device */
+  bool stream_waits; /* after the warm pass, with comm.wait stream */
   mz_kernels_t *kernels;
   char *arena, *host_arena;
   mz_zero_t *zero;

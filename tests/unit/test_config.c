@@ -267,7 +267,6 @@ Test(config_sorts, later_keys_are_refused_by_name)
   LATER("moe.gate_noise=0.1", "not supported yet: moe.gate_noise (found 0.1)");
   LATER("moe.expert_capacity=8",
         "not supported yet: moe.expert_capacity (found 8)");
-  LATER("comm.wait=stream", "not supported yet: comm.wait (found \"stream\")");
   LATER("comm.flat_limit=8", "not supported yet: comm.flat_limit (found 8)");
   LATER("checkpoint.async=true",
         "not supported yet: checkpoint.async (found true)");
