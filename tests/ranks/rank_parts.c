@@ -3,8 +3,9 @@
  *   rank_parts add     the parts of a step are those of the model, and add up
  *   rank_parts same    no bit of the training is another one; off: no part
  *   rank_parts delay   messages that are late are no gaps
- * A last word "inline" runs without the communication thread. Exit code 0: all
- * is right. */
+ * A last word "inline" runs without the communication thread, "cuda" on a GPU;
+ * there a late message is seen only as far as the GPU waits for it, so not with
+ * delay. Exit code 0: all is right. */
 #include "tiny.h"
 
 #include "base/check.h"
@@ -13,9 +14,10 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NUM_STAGES = 4, NUM_STEPS = 10, DELAY_MS = 5, NUM_MOES = 1 };
+enum { NUM_STAGES = 4, NUM_STEPS = 10, DELAY_MS = 5 };
 
 static int world_rank, world_size, num_failed;
+static const char *device = "cpu";
 
 /* All ranks agree on whether a case passed. */
 static void report(mz_status_t st, const char *name, int number)
@@ -33,6 +35,7 @@ static void report(mz_status_t st, const char *name, int number)
 /* A dense block and one with experts; micro-batches, experts on all ranks. */
 static void give_model(tiny_given_t *g, int stage, bool breakdown)
 {
+  tiny_give(g, "train.device=%s", device);
   tiny_give(g, "moe.layers={\"every\": 2}");
   tiny_give(g, "moe.ep_size=%d", world_size);
   tiny_give(g, "train_batch_size=%d", 4 * world_size);
@@ -133,7 +136,8 @@ static mz_status_t try_add(int stage)
     sum = 0;
     for (int32_t k = 0; k < r.num_parts; k++)
       sum += r.parts_ms[k].value;
-    MZ_REQUIRE_GOTO(sum <= r.ms + 1e-3, st, done, MZ_ERR_DATA,
+    /* two clocks: the device's, in steps of its own, and the host's */
+    MZ_REQUIRE_GOTO(sum <= 1.01 * r.ms, st, done, MZ_ERR_DATA,
                     "parts of %g ms in a step of %g ms", sum, r.ms);
     all += sum;
     steps += r.ms;
@@ -192,7 +196,8 @@ done:
 /* --- delay --- */
 
 /* Each message of the exchange lane is posted late: the scalars before the
- * first micro-batch and after the last, counts once a MoE and micro-batch. */
+ * first micro-batch and after the last; of the one MoE layer in each of two
+ * micro-batches counts once, tokens there and back, forward and backward. */
 static mz_status_t try_delay(int stage)
 {
   tiny_given_t g = {.num = 0};
@@ -205,8 +210,8 @@ static mz_status_t try_delay(int stage)
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
   MZ_TRY_GOTO(st, tiny_step(&tiny, &r), done);
   MZ_REQUIRE_GOTO(part(&r, "message.scalars") >= 2 * DELAY_MS &&
-                      part(&r, "message.counts") >= 2 * NUM_MOES * DELAY_MS &&
-                      part(&r, "message.tokens") >= 8 * NUM_MOES * DELAY_MS,
+                      part(&r, "message.counts") >= 2 * DELAY_MS &&
+                      part(&r, "message.tokens") >= 8 * DELAY_MS,
                   st, done, MZ_ERR_DATA, "scalars %g ms, counts %g, tokens %g",
                   part(&r, "message.scalars"), part(&r, "message.counts"),
                   part(&r, "message.tokens"));
@@ -228,6 +233,7 @@ int main(int argc, char **argv)
 
   if (argc < 2) return 2;
   tiny_inline = strcmp(argv[argc - 1], "inline") == 0;
+  if (strcmp(argv[argc - 1], "cuda") == 0) device = "cuda";
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
