@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Where a backend computes: its memory, its streams and events. The CPU has one
- * device, whose work is done when a call returns: its streams are NULL, its
- * events are always done, its two kinds of memory are the same.
+ * Where a backend computes: its memory, its streams, events and timers. The CPU
+ * has one device, whose work is done when a call returns: its streams are NULL,
+ * its events are always done, its timers read the clock, its two kinds of
+ * memory are the same.
  *
  * *Backend memory* is what kernels read and write; *host memory* of a device is
  * what the host reads and writes and the device copies fast (pinned). Copies,
@@ -21,6 +22,7 @@
 #include <stdbool.h>
 
 typedef void *mz_event_t; /* a place in a stream's work */
+typedef void *mz_timer_t; /* the moment when a stream came to a place */
 
 typedef struct mz_device mz_device_t;
 
@@ -60,6 +62,12 @@ typedef struct mz_device_ops {
   mz_status_t (*fill)(const mz_device_t *device, void *dst, int byte,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*used)(const mz_device_t *device, int64_t *bytes_out);
+  mz_status_t (*timer_create)(const mz_device_t *device, mz_timer_t *timer_out);
+  void (*timer_destroy)(const mz_device_t *device, mz_timer_t timer);
+  mz_status_t (*timer_mark)(const mz_device_t *device, mz_timer_t timer,
+                            mz_stream_t stream);
+  mz_status_t (*timer_elapsed)(const mz_device_t *device, mz_timer_t from,
+                               mz_timer_t to, double *ms_out);
 } mz_device_ops_t;
 
 struct mz_device {
@@ -135,5 +143,16 @@ mz_status_t mz_device_fill(const mz_device_t *device, void *dst, int byte,
 
 /** Bytes in use on the card by anybody; on the CPU 0. */
 mz_status_t mz_device_used(const mz_device_t *device, int64_t *bytes_out);
+
+/** @return MZ_OK, MZ_ERR_NOMEM, MZ_ERR_CUDA. */
+mz_status_t mz_timer_create(const mz_device_t *device, mz_timer_t *timer_out);
+void mz_timer_destroy(const mz_device_t *device, mz_timer_t timer);
+/** Takes the time when the work that the stream has now is done. */
+mz_status_t mz_timer_mark(const mz_device_t *device, mz_timer_t timer,
+                          mz_stream_t stream);
+/** Milliseconds from one mark to a later one of the same stream; waits until
+ * the later one is there. */
+mz_status_t mz_timer_elapsed(const mz_device_t *device, mz_timer_t from,
+                             mz_timer_t to, double *ms_out);
 
 #endif

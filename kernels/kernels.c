@@ -37,7 +37,8 @@ mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
   MZ_REQUIRE(ops, MZ_ERR_UNSUPPORTED, "backend %s does not compute in dtype %d",
              opts->device->ops->name, (int)opts->dtype);
   MZ_TRY_GOTO(st, mz_new(1, "kernels", &kernels), done);
-  kernels->ops = ops;
+  kernels->ops = opts->spans ? mz_spans_table(opts->spans, ops) : ops;
+  kernels->spans = opts->spans;
   kernels->device = opts->device;
   kernels->deterministic = opts->deterministic;
   kernels->dtype = opts->dtype;

@@ -16,6 +16,7 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
+#include "kernels/spans.h"
 
 #include <moezero/status.h>
 
@@ -61,6 +62,14 @@
   MZ_KERNEL_MOE_LIST(X)                                                        \
   MZ_KERNEL_OPTIM_LIST(X)
 
+/* Operations by number. */
+enum {
+#define MZ_KERNEL_NUMBER_(op, args) MZ_KERNEL_##op,
+  MZ_KERNEL_LIST(MZ_KERNEL_NUMBER_)
+#undef MZ_KERNEL_NUMBER_
+      MZ_NUM_KERNELS
+};
+
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
   /* The backend's own state; NULL: it has none. */
@@ -80,7 +89,8 @@ struct mz_kernels {
   mz_dtype_t dtype; /* of activations and weights */
   char *workspace;
   int64_t workspace_bytes;
-  void *state; /* the backend's own */
+  void *state;       /* the backend's own */
+  mz_spans_t *spans; /* NULL: operations are not timed */
 };
 
 typedef struct mz_kernels_opts {
@@ -94,6 +104,7 @@ typedef struct mz_kernels_opts {
      least one row, or one sequence where an operation works on sequences. */
   void *workspace;
   int64_t workspace_bytes;
+  mz_spans_t *spans; /* times each operation; borrowed until destroy; or NULL */
 } mz_kernels_opts_t;
 
 /** @return MZ_OK, MZ_ERR_ARG (no device), MZ_ERR_UNSUPPORTED (no such dtype

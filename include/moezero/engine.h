@@ -61,6 +61,12 @@ typedef struct mz_step_result {
   int64_t tokens;            /* over all ranks */
   double min_gap;     /* smallest gate gap: k-th against (k+1)-th logit */
   double ms, wait_ms; /* of this rank: whole step, waiting for messages */
+  /* wall_clock_breakdown: milliseconds of this rank's device by part; else
+     none. "<compute step>.<operation>", "bulk" and "update" for what is no
+     layer's, "message.<kind>" while only a message is waited for, "gaps" for
+     the rest; they add up to the step. */
+  int32_t num_parts;
+  const mz_named_number_t *parts_ms; /* borrowed until the next call */
   int32_t num_moes;
   const mz_moe_result_t *moes; /* borrowed until the next call */
 } mz_step_result_t;

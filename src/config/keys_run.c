@@ -43,7 +43,8 @@ static const mz_key_t rows[] = {
             use_data_before_expert_parallelism, "false",
             "Order of the expert groups: data-parallel neighbours first"),
     MZ_BOOL("wall_clock_breakdown", wall_clock_breakdown, "false",
-            "Times by part in the metrics"),
+            "Times by part in the metrics: each operation of each layer step, "
+            "messages that are not hidden, gaps"),
 
     MZ_HAND("data.train", offsetof(mz_config_values_t, data.train),
             "=none; gpt_moe --data sets it", FORM_PATHS, mz_key_read_paths,

@@ -137,6 +137,8 @@ static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
   e->call.mode = mode;
   e->call.step = e->steps;
   e->aux_sum = e->z_sum = e->weighted_aux = 0;
+  if (e->parts && mode == MZ_MODE_TRAIN)
+    mz_engine_note(e, mz_parts_begin(e->parts));
   MZ_TRY(mz_update_begin(e));
   MZ_REQUIRE(data->num_micro >= 1 &&
                  data->num_micro <= e->plan->opts.accumulation,
@@ -181,6 +183,13 @@ static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
   }
   e->micro.index = 0; /* sums of the update are not of a later micro-batch */
   return MZ_TRACE(walk_whole(e, MZ_WALK_UPDATE));
+}
+
+/* No rank may leave alone with an error: it is one of the step's. */
+static void take_parts(mz_engine_t *e, mz_step_result_t *r)
+{
+  if (!e->parts) return;
+  mz_engine_note(e, mz_parts_take(e->parts, &r->parts_ms, &r->num_parts));
 }
 
 static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
@@ -239,6 +248,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   if (mz_update_worst(engine) != MZ_OK)
     return MZ_TRACE(
         name_step(engine, mz_comm_agree(engine->comm, engine->status)));
+  take_parts(engine, result_out);
   keep_late(engine);
   engine->steps++;
   fill_result(engine, result_out);
@@ -330,11 +340,27 @@ static mz_status_t create_tables(mz_engine_t *e)
   return MZ_TRACE(mz_routing_create(e));
 }
 
-static mz_status_t create_memory(mz_engine_t *e)
+/* In the arena. */
+static mz_status_t create_kernels(mz_engine_t *e)
 {
   mz_kernels_opts_t opts = {.device = e->device,
                             .dtype = e->plan->dtype,
                             .deterministic = e->config->train.deterministic};
+
+  if (e->plan->workspace >= 0) {
+    const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
+    opts.workspace = e->arena + workspace->offset;
+    opts.workspace_bytes = workspace->bytes;
+  }
+  if (e->config->wall_clock_breakdown && !e->plan->opts.inference) {
+    MZ_TRY(mz_parts_create(e->plan, e->device, &e->parts));
+    opts.spans = mz_parts_spans(e->parts);
+  }
+  return MZ_TRACE(mz_kernels_create(&opts, &e->kernels));
+}
+
+static mz_status_t create_memory(mz_engine_t *e)
+{
   mz_zero_opts_t zero = {.plan = e->plan,
                          .comm = e->comm,
                          .comm_groups = e->comm_groups,
@@ -346,12 +372,7 @@ static mz_status_t create_memory(mz_engine_t *e)
     MZ_TRY(mz_device_alloc_host(e->device, e->plan->host_bytes,
                                 "the plan's host arena",
                                 (void **)&e->host_arena));
-  if (e->plan->workspace >= 0) {
-    const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
-    opts.workspace = e->arena + workspace->offset;
-    opts.workspace_bytes = workspace->bytes;
-  }
-  MZ_TRY(mz_kernels_create(&opts, &e->kernels));
+  MZ_TRY(create_kernels(e));
   zero.kernels = e->kernels;
   zero.arena = e->arena;
   zero.host_arena = e->host_arena;
@@ -373,10 +394,13 @@ static mz_status_t create_memory(mz_engine_t *e)
 /* Every kernel, message and buffer once, on zeros, without an update. */
 static mz_status_t warm_step(mz_engine_t *e, const mz_step_data_t *data)
 {
+  mz_step_result_t result;
+
   if (e->plan->opts.inference) return MZ_OK;
   MZ_TRY(begin(e, data, MZ_MODE_TRAIN));
   e->verdict_skip = true;
   MZ_TRY(run_step(e, data));
+  take_parts(e, &result);
   return MZ_TRACE(mz_comm_agree(e->comm, e->status));
 }
 
@@ -467,6 +491,7 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_comm_destroy(&e->comm);
   mz_zero_destroy(&e->zero);
   mz_kernels_destroy(&e->kernels);
+  mz_parts_destroy(&e->parts);
   if (e->device) {
     mz_device_free(e->device, e->arena);
     mz_device_free_host(e->device, e->host_arena);

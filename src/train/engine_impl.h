@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "plan/decl_impl.h"
 #include "plan/plan.h"
+#include "train/parts.h"
 #include "zero/zero.h"
 
 #include <moezero/engine.h>
@@ -56,6 +57,7 @@ struct mz_engine {
   int32_t sharing;   /* ranks on this device */
   bool stream_waits; /* after the warm pass, with comm.wait stream */
   mz_kernels_t *kernels;
+  mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;
   mz_zero_t *zero;
   mz_moe_state_t *moes;
