@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * How one message meets MPI. A gather is MPI_Iallgatherv, an exchange is
- * MPI_Ialltoallv. Where counts or displacements may pass the limit of an MPI
- * call the blocks go pairwise, each pair cutting its own block into chunks:
- * both sides of a pair know that count, and displacements become pointers. A
- * group of one rank copies.
+ * MPI_Ialltoallv. By option, and where counts or displacements may pass the
+ * limit of an MPI call, the blocks go pairwise, each pair cutting its own block
+ * into chunks: both sides of a pair know that count, and displacements become
+ * pointers. A group of one rank copies.
  *
  * Counts are elements: a row of any size is one element of a contiguous type.
  */
@@ -203,7 +203,8 @@ mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
   flight->tag = (int)(group->started[lane]++ % NUM_TAGS);
   MZ_TRY(check_blocks(msg, group->size, group->rank));
   if (group->size == 1) return MZ_TRACE(copy_own(comm, flight, 0));
-  if (comm->opts.count_limit < INT_MAX || msg->bound > INT_MAX)
+  if (comm->opts.pairwise || comm->opts.count_limit < INT_MAX ||
+      msg->bound > INT_MAX)
     return MZ_TRACE(start_pairwise(comm, lane, flight));
   return MZ_TRACE(
       start_collective(comm, group->lanes[lane], flight, group->size));
