@@ -214,23 +214,21 @@ mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
                          bool *done_out)
 {
   int num = 0;
+  bool copied = true;
 
   *done_out = false;
-  if (flight->copying) {
-    MZ_TRY(mz_event_done(comm->device, flight->copied, done_out));
-    if (!*done_out) return MZ_OK;
-    flight->copying = false;
-    if (flight->num_requests == 0) return MZ_OK;
-    *done_out = false;
-  }
+  /* MPI moves on meanwhile: it makes no progress but in its calls */
+  if (flight->copying)
+    MZ_TRY(mz_event_done(comm->device, flight->copied, &copied));
+  flight->copying = !copied;
   if (flight->num_requests == 1) {
     MZ_TRY_MPI(MPI_Test(flight->requests, &num, MPI_STATUS_IGNORE));
-    *done_out = num != 0;
+    *done_out = num != 0 && copied;
     return MZ_OK;
   }
   MZ_TRY_MPI(MPI_Testsome(flight->num_requests, flight->requests, &num,
                           flight->ints, MPI_STATUSES_IGNORE));
-  *done_out = num == MPI_UNDEFINED; /* no request is left */
+  *done_out = num == MPI_UNDEFINED && copied; /* no request is left */
   for (int i = 0; num != MPI_UNDEFINED && i < num; i++)
     MZ_TRY(start_chunk(comm, lane, flight, flight->ints[i]));
   return MZ_OK;
