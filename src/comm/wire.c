@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * How one message meets MPI. A gather is MPI_Iallgatherv, an exchange is
- * MPI_Ialltoallv. Where counts or displacements may pass the limit of an MPI
- * call the blocks go pairwise, each pair cutting its own block into chunks:
- * both sides of a pair know that count, and displacements become pointers. A
- * group of one rank copies.
+ * MPI_Ialltoallv. By option, and where counts or displacements may pass the
+ * limit of an MPI call, the blocks go pairwise, each pair cutting its own block
+ * into chunks: both sides of a pair know that count, and displacements become
+ * pointers. A group of one rank copies.
  *
  * Counts are elements: a row of any size is one element of a contiguous type.
  */
@@ -200,7 +200,8 @@ static mz_status_t start_wire(mz_comm_t *comm, int lane, mz_flight_t *flight,
 {
   const mz_comm_group_t *group = &comm->groups[wire->group];
 
-  if (comm->opts.count_limit < INT_MAX || wire->bound > INT_MAX)
+  if (comm->opts.pairwise || comm->opts.count_limit < INT_MAX ||
+      wire->bound > INT_MAX)
     return MZ_TRACE(start_pairwise(comm, lane, flight, wire));
   return MZ_TRACE(
       start_collective(comm, group->lanes[lane], flight, wire, group->size));
@@ -234,22 +235,19 @@ static bool is_next_out(const mz_comm_t *comm, int lane, const mz_flight_t *f)
   return true;
 }
 
-/* A copy has ended; sets done_out when that was all. */
-static mz_status_t end_copy(mz_comm_t *comm, int lane, mz_flight_t *f,
-                            bool *done_out)
+/* The copies of a staged message have ended: on to MPI, or that was all. */
+static mz_status_t end_stage(mz_comm_t *comm, int lane, mz_flight_t *f,
+                             bool *done_out)
 {
   const mz_comm_group_t *group = &comm->groups[f->msg->group];
 
-  if (f->phase == MZ_STAGE_OUT && !is_next_out(comm, lane, f)) return MZ_OK;
+  *done_out = f->phase == MZ_STAGE_IN;
+  if (*done_out || !is_next_out(comm, lane, f)) return MZ_OK;
   f->copying = false;
-  if (f->phase == MZ_STAGE_OUT) {
-    f->phase = MZ_STAGE_WIRE;
-    MZ_TRY(start_wire(comm, lane, f, &f->staged));
-    if (f->msg->kind == MZ_MSG_EXCHANGE || f->msg->send)
-      MZ_TRY(copy_own(comm, f, group->rank));
-    return MZ_OK;
-  }
-  *done_out = f->phase == MZ_STAGE_IN || f->num_requests == 0;
+  f->phase = MZ_STAGE_WIRE;
+  MZ_TRY(start_wire(comm, lane, f, &f->staged));
+  if (f->msg->kind == MZ_MSG_EXCHANGE || f->msg->send)
+    MZ_TRY(copy_own(comm, f, group->rank));
   return MZ_OK;
 }
 
@@ -267,22 +265,23 @@ mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
                          bool *done_out)
 {
   int num = 0;
+  bool copied = true;
 
   *done_out = false;
-  if (flight->copying) {
-    MZ_TRY(mz_event_done(comm->device, flight->copied, done_out));
-    if (!*done_out) return MZ_OK;
-    *done_out = false;
-    return MZ_TRACE(end_copy(comm, lane, flight, done_out));
-  }
+  if (flight->copying)
+    MZ_TRY(mz_event_done(comm->device, flight->copied, &copied));
+  if (flight->phase == MZ_STAGE_OUT || flight->phase == MZ_STAGE_IN)
+    return copied ? MZ_TRACE(end_stage(comm, lane, flight, done_out)) : MZ_OK;
+  /* MPI moves on meanwhile: it makes no progress but in its calls */
+  flight->copying = !copied;
   if (flight->num_requests == 1) {
     MZ_TRY_MPI(MPI_Test(flight->requests, &num, MPI_STATUS_IGNORE));
-    *done_out = num != 0;
+    *done_out = num != 0 && copied;
     return MZ_TRACE(end_wire(comm, flight, done_out));
   }
   MZ_TRY_MPI(MPI_Testsome(flight->num_requests, flight->requests, &num,
                           flight->ints, MPI_STATUSES_IGNORE));
-  *done_out = num == MPI_UNDEFINED; /* no request is left */
+  *done_out = num == MPI_UNDEFINED && copied; /* no request is left */
   for (int i = 0; num != MPI_UNDEFINED && i < num; i++)
     MZ_TRY(start_chunk(comm, lane, flight, flight->ints[i]));
   return MZ_TRACE(end_wire(comm, flight, done_out));
