@@ -3,6 +3,9 @@
  * left behind, no rank left running. */
 #include "mpirun.h"
 
+#include "base/check.h"
+#include "kernels/device.h"
+
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -224,6 +227,31 @@ Test(cli, data_shorter_than_a_sequence_is_refused)
 {
   write_tokens("valid.bin", 16, 16);
   refused(1, "", 1, "valid.bin", "need at least 17");
+}
+
+/* On a machine with a GPU there is nothing to refuse. */
+static bool has_gpu(void)
+{
+  int count;
+
+  return mz_device_count(MZ_BACKEND_CUDA, &count) == MZ_OK;
+}
+
+Test(cli, a_gpu_that_is_not_there_is_refused_with_the_reason)
+{
+  if (has_gpu()) return;
+  refused(1, "--set train.device=cuda", 2, "rank 0: ", mz_error_message());
+  refused(2, "--set train.device=cuda", 2, "rank 0: ", mz_error_message());
+  refused(2, "--set train.device=cuda --set comm.thread=false", 2,
+          "rank 0: ", mz_error_message());
+}
+
+Test(cli, without_a_gpu_auto_is_the_cpu)
+{
+  if (has_gpu()) return;
+  cr_assert_eq(train(2, "--set train.device=auto"), 0, "%s", output);
+  cr_assert(strstr(output, "device of rank 0: CPU"), "%s", output);
+  cr_assert(strstr(output, "step 3/3"), "%s", output);
 }
 
 Test(cli, what_comes_later_is_refused_by_name)
