@@ -14,6 +14,7 @@
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/save.h"
+#include "train/tuning.h"
 
 #include <limits.h>
 #include <moezero/checkpoint.h>
@@ -159,8 +160,7 @@ static mz_status_t train(training_t *t)
                         .engine = t->job.engine,
                         .feed = t->job.feed,
                         .save_dir = t->save_dir,
-                        .metrics = t->folder.metrics,
-                        .log = t->folder.log};
+                        .folder = &t->folder};
   mz_run_result_t result;
 
   if (t->job.rank == 0 && t->job.options->json) opts.json = stdout;
@@ -233,6 +233,7 @@ static mz_status_t run(training_t *t)
   }
   MZ_TRY(open_folder(t));
   MZ_TRY(set_state(t));
+  MZ_TRY(mz_tuning_load(job->engine, &t->folder, note, t));
   MZ_TRY(write_record(t));
   return MZ_TRACE(train_watched(t));
 }

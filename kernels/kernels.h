@@ -75,6 +75,10 @@ typedef struct mz_kernels_ops {
   /* The backend's own state; NULL: it has none. */
   mz_status_t (*create)(mz_kernels_t *kernels);
   void (*destroy)(mz_kernels_t *kernels);
+  /* Its choice of algorithms; NULL: it has none to make. */
+  mz_status_t (*tune)(const mz_kernels_t *kernels, bool on);
+  mz_status_t (*tuning_text)(const mz_kernels_t *kernels, char **text_out);
+  mz_status_t (*take_tuning)(const mz_kernels_t *kernels, const char *text);
 #define MZ_KERNEL_MEMBER_(op, args)                                            \
   mz_status_t (*(op))(const mz_kernels_t *kernels, const args *a,              \
                       mz_stream_t stream);
@@ -112,5 +116,34 @@ typedef struct mz_kernels_opts {
 mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
                               mz_kernels_t **kernels_out);
 void mz_kernels_destroy(mz_kernels_t **kernels);
+
+/**
+ * A backend may have several algorithms for an operation, of which the fastest
+ * is found by timing. While tuning is on, each shape's first use does that, on
+ * the real operands: it waits for the stream, and results stay right. Off (the
+ * start): choices not made yet are guesses, the same ones every time. A backend
+ * without choices does nothing. Not collective. @return MZ_OK, MZ_ERR_CUDA.
+ */
+mz_status_t mz_kernels_tune(const mz_kernels_t *kernels, bool on);
+
+/**
+ * The choices made so far, lines of text; "" where the backend has none to
+ * make. On one model of device, with one version of its libraries, equal
+ * choices give equal bits.
+ * @param[out] text_out  Owned by the caller (mz_free).
+ * @return MZ_OK, MZ_ERR_NOMEM.
+ */
+mz_status_t mz_kernels_tuning_text(const mz_kernels_t *kernels,
+                                   char **text_out);
+
+/**
+ * Takes the choices of such a text over those made so far; they stay while
+ * tuning is on. "" and a backend without choices: nothing is done.
+ * @return MZ_OK, MZ_ERR_UNSUPPORTED (of another device model or library
+ * version; nothing is taken), MZ_ERR_ARG (not such a text; with the line),
+ * MZ_ERR_FIT (too many choices).
+ */
+mz_status_t mz_kernels_take_tuning(const mz_kernels_t *kernels,
+                                   const char *text);
 
 #endif

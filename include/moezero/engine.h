@@ -141,6 +141,24 @@ mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
 int64_t mz_engine_steps(const mz_engine_t *engine);
 void mz_engine_set_steps(mz_engine_t *engine, int64_t steps);
 
+/**
+ * On a GPU the first step of an engine finds the fastest algorithms by timing,
+ * and the ranks agree on them. With the same choices, on the same model of GPU
+ * and versions of libraries, a run repeats its bits; so a run that goes on
+ * takes the table of the one before. The CPU has no choices: nothing is done.
+ *
+ * Takes a table before the first step, which then times nothing. Collective.
+ * @param text  Of mz_engine_tuning_text; "": there is none.
+ * @return MZ_OK, MZ_ERR_UNSUPPORTED (of another GPU or library version: the
+ * first step makes a new one), MZ_ERR_ARG (not such a text).
+ */
+mz_status_t mz_engine_take_tuning(mz_engine_t *engine, const char *text);
+
+/** The table so far, the same choices on all ranks once the first step is done;
+ * "" on the CPU. Not collective.
+ * @param[out] text_out  Owned by the caller: mz_config_free_text. */
+mz_status_t mz_engine_tuning_text(const mz_engine_t *engine, char **text_out);
+
 /* Not collective, borrowed until destroy. */
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine);
 struct mz_comm *mz_engine_comm(mz_engine_t *engine);

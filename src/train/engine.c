@@ -241,6 +241,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
              "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
+  mz_engine_note(engine, mz_tuning_begin_step(engine));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
@@ -250,6 +251,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
         name_step(engine, mz_comm_agree(engine->comm, engine->status)));
   take_parts(engine, result_out);
   keep_late(engine);
+  MZ_TRY(mz_tuning_end_step(engine));
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;
@@ -373,6 +375,7 @@ static mz_status_t create_memory(mz_engine_t *e)
                                 "the plan's host arena",
                                 (void **)&e->host_arena));
   MZ_TRY(create_kernels(e));
+  e->tuned = !e->kernels->ops->tune; /* nothing to choose */
   zero.kernels = e->kernels;
   zero.arena = e->arena;
   zero.host_arena = e->host_arena;

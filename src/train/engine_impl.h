@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's state, shared by engine.c (life, steps), walk.c (operations),
- * routing.c (what depends on counts) and access.c (whole tensors). */
+ * routing.c (what depends on counts), access.c (whole tensors) and tuning.c
+ * (choices of algorithms). */
 #ifndef MZ_TRAIN_ENGINE_IMPL_H
 #define MZ_TRAIN_ENGINE_IMPL_H
 
@@ -95,6 +96,7 @@ struct mz_engine {
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
+  bool tuned; /* no step tunes any more: see tuning.c */
 };
 
 /* device.c: the device of this rank, among the ranks of its machine.
@@ -128,6 +130,10 @@ mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_sum_stats(mz_engine_t *engine);
 /* Points the pool buffers of a layer to its rows. */
 void mz_routing_point_pool(mz_engine_t *engine, int32_t moe);
+
+/* tuning.c: around the first step. The end is collective. */
+mz_status_t mz_tuning_begin_step(mz_engine_t *engine);
+mz_status_t mz_tuning_end_step(mz_engine_t *engine);
 
 /* update.c: scalars, norm, verdict, optimizer. */
 mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry);

@@ -9,6 +9,7 @@
 #include "train/hooks.h"
 #include "train/metrics.h"
 #include "train/save.h"
+#include "train/tuning.h"
 
 #include <math.h>
 #include <time.h>
@@ -142,9 +143,9 @@ static void say(loop_t *loop, mz_metrics_t *metrics, double now)
 static void tell(const loop_t *loop, const char *line)
 {
   if (loop->opts->say) loop->opts->say(loop->opts->ctx, line);
-  if (!loop->opts->log) return;
-  fprintf(loop->opts->log, "%s\n", line);
-  fflush(loop->opts->log);
+  if (!loop->opts->folder->log) return;
+  fprintf(loop->opts->folder->log, "%s\n", line);
+  fflush(loop->opts->folder->log);
 }
 
 static void tell_skip(const loop_t *loop, const mz_step_result_t *r)
@@ -178,8 +179,8 @@ static mz_status_t measure(loop_t *loop, const mz_step_result_t *r,
     metrics.has_param_hash = true;
   }
   tell_skip(loop, r);
-  if (loop->opts->metrics)
-    keep(loop, mz_metrics_write(loop->opts->metrics, &metrics));
+  if (loop->opts->folder->metrics)
+    keep(loop, mz_metrics_write(loop->opts->folder->metrics, &metrics));
   if (loop->opts->json)
     keep(loop, mz_metrics_write(loop->opts->json, &metrics));
   say(loop, &metrics, now);
@@ -194,8 +195,9 @@ static void write_eval(loop_t *loop, int64_t step, double loss, int64_t labels)
            "step %" PRId64 "  validation loss %.4f over %" PRId64 " tokens",
            step, loss, labels);
   tell(loop, line);
-  if (loop->opts->metrics)
-    keep(loop, mz_metrics_write_eval(loop->opts->metrics, step, loss, labels));
+  if (loop->opts->folder->metrics)
+    keep(loop, mz_metrics_write_eval(loop->opts->folder->metrics, step, loss,
+                                     labels));
   if (loop->opts->json)
     keep(loop, mz_metrics_write_eval(loop->opts->json, step, loss, labels));
 }
@@ -267,6 +269,8 @@ static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
     result->steps = r.step;
     result->loss = r.loss;
     MZ_TRY(measure(loop, &r, data_s));
+    if (r.step == loop->first_step + 1 && mz_comm_rank(loop->comm) == 0)
+      keep(loop, mz_tuning_save(loop->opts->engine, loop->opts->folder));
     if (r.step == 1)
       MZ_TRY(dump(loop, MZ_PART_GRADS, loop->config->debug.dump_grads));
     if (train->eval_interval > 0 && r.step % train->eval_interval == 0)

@@ -9,6 +9,7 @@
 #define MZ_TRAIN_RUN_H
 
 #include "train/feed.h"
+#include "train/folder.h"
 
 #include <moezero/engine.h>
 
@@ -17,9 +18,10 @@ typedef struct mz_run_opts {
   mz_engine_t *engine;
   mz_feed_t *feed;
   const char *save_dir; /* where checkpoints go; NULL: none are saved */
-  FILE *metrics;        /* of rank 0; NULL: no metrics from this rank */
-  FILE *log;            /* of this rank; may be NULL */
-  FILE *json;           /* a second copy of the metrics; may be NULL */
+  /** This rank's metrics and log go there, where it has them, and rank 0's
+   * tuning table after the first step. */
+  const mz_folder_t *folder;
+  FILE *json; /* a second copy of the metrics; may be NULL */
   /** Takes a progress line, without its line end; NULL: none. */
   void (*say)(void *ctx, const char *line);
   void *ctx;

@@ -243,15 +243,31 @@ static void check_repeats(sides_t *s, maps_t *m)
   mz_free(first);
 }
 
+/* Choices that were guessed, not timed. Afterwards, as if all were timed. */
+static int take_guesses(char *text)
+{
+  int guesses = 0;
+
+  for (char *at = text; (at = strstr(at, "\ng ")); guesses++)
+    at[1] = 't';
+  return guesses;
+}
+
 /* What was chosen by timing computes the same, goes out as text and back. */
 static void check_table(sides_t *s, mz_cuda_products_t *products, maps_t *m)
 {
-  char *before = NULL, *after = NULL;
+  char *guessed = NULL, *before = NULL, *after = NULL;
+  int guesses;
 
+  check_maps(s, m);
+  must(mz_cuda_products_export(products, &guessed));
   must(mz_cuda_products_tune(products, true));
   check_maps(s, m);
   must(mz_cuda_products_tune(products, false));
   must(mz_cuda_products_export(products, &before));
+  guesses = take_guesses(before);
+  report(s, "guesses are made again by timing",
+         guesses < take_guesses(guessed));
   must(mz_cuda_products_import(products, before));
   must(mz_cuda_products_export(products, &after));
   report(s, "table of products out, in, out", strcmp(before, after) == 0);
@@ -263,6 +279,7 @@ static void check_table(sides_t *s, mz_cuda_products_t *products, maps_t *m)
   before[strlen(before) - 2] = 'x';
   report(s, "a broken line is refused",
          mz_cuda_products_import(products, before) == MZ_ERR_ARG);
+  mz_free(guessed);
   mz_free(before);
   mz_free(after);
 }
