@@ -352,7 +352,7 @@ int main(int argc, char **argv)
   for (int pairwise = 0; pairwise < 2; pairwise++) {
     opts.pairwise = pairwise;
     must(mz_comm_create(MPI_COMM_WORLD, &opts, &b.comm));
-    must(mz_comm_use_device(b.comm, b.device));
+    must(mz_comm_use_device(b.comm, b.device, (int64_t[]){most, most}));
     measure_all(&b, pairwise ? "pairwise" : "collective", sizes, argc - 3);
     mz_comm_destroy(&b.comm);
   }
