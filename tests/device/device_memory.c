@@ -31,6 +31,7 @@ enum { STEPS = 5, POLL_NS = 1000000, MIB = 1 << 20 };
 typedef struct watch {
   mz_device_t *device;
   pthread_t thread;
+  bool started;
   atomic_bool stop;
   _Atomic int64_t peak, looks;
 } watch_t;
@@ -77,6 +78,7 @@ static mz_status_t start_watch(watch_t *w)
 {
   MZ_REQUIRE(pthread_create(&w->thread, NULL, look, w) == 0, MZ_ERR_NOMEM,
              "no thread to look at the card");
+  w->started = true;
   return MZ_OK;
 }
 
@@ -162,7 +164,7 @@ static mz_status_t take_steps(run_t *r)
 
 static void destroy(run_t *r)
 {
-  if (r->watch.thread) {
+  if (r->watch.started) {
     atomic_store(&r->watch.stop, true);
     pthread_join(r->watch.thread, NULL);
   }

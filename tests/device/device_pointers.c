@@ -163,7 +163,8 @@ static void check_messages(const memory_t *m, int64_t limit)
   bool good = true;
 
   must(mz_comm_create(MPI_COMM_WORLD, &opts, &comm));
-  st = mz_comm_use_device(comm, m->device); /* the same on all ranks */
+  st = mz_comm_use_device(comm, m->device, /* the same on all ranks */
+                          (int64_t[]){BYTES, BYTES});
   if (st == MZ_OK) {
     for (int round = 0; round < ROUNDS; round++)
       good = exchange(comm, m, round) && good;

@@ -147,7 +147,7 @@ static void check_exchange(bool thread, int64_t limit)
   char what[96];
 
   must(mz_comm_create(MPI_COMM_WORLD, &opts, &b.comm));
-  must(mz_comm_use_device(b.comm, device));
+  must(mz_comm_use_device(b.comm, device, (int64_t[]){bytes, bytes}));
   must(mz_device_alloc(device, bytes, "send", (void **)&b.send));
   must(mz_device_alloc(device, bytes, "recv", (void **)&b.recv));
   must(mz_device_alloc(device, bytes, "sevens", (void **)&sevens));
