@@ -164,7 +164,7 @@ static void check_messages(const memory_t *m, int64_t limit)
 
   must(mz_comm_create(MPI_COMM_WORLD, &opts, &comm));
   st = mz_comm_use_device(comm, m->device, /* the same on all ranks */
-                          (int64_t[]){BYTES, BYTES});
+                          (int64_t[]){MAX_RANKS * BLOCK, MAX_RANKS * BLOCK});
   if (st == MZ_OK) {
     for (int round = 0; round < ROUNDS; round++)
       good = exchange(comm, m, round) && good;
