@@ -162,6 +162,14 @@ mz_status_t mz_engine_tuning_text(const mz_engine_t *engine, char **text_out);
 /* Not collective, borrowed until destroy. */
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine);
 struct mz_comm *mz_engine_comm(mz_engine_t *engine);
+/** Milliseconds of this rank in the parts of mz_engine_create. */
+typedef struct mz_start_times {
+  double plan_ms;   /* plan and communicators */
+  double device_ms; /* the device is opened, its memory allocated */
+  double values_ms; /* initial weights are made and gathered */
+  double warm_ms;   /* the warm pass */
+} mz_start_times_t;
+const mz_start_times_t *mz_engine_start_times(const mz_engine_t *engine);
 /** What this rank computes on, for a log: "CPU" or the GPU's name, borrowed.
  * @param[out] sharing  Ranks on the same device, this one included. */
 const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing);

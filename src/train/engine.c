@@ -22,6 +22,15 @@ static double now_ms(void)
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+/* Since the last call for this clock. */
+static double lap_ms(double *clock)
+{
+  double before = *clock;
+
+  *clock = now_ms();
+  return *clock - before;
+}
+
 static int64_t resident_bytes(void)
 {
   long long size = 0, resident = 0;
@@ -391,7 +400,15 @@ static mz_status_t create_memory(mz_engine_t *e)
       .grads = mz_zero_grads(e->zero),
       .accumulate = mz_zero_accumulate(e->zero),
       .scalars = (double *)mz_zero_buffer(e->zero, e->plan->scalars)};
-  return MZ_TRACE(mz_zero_init(e->zero, (uint64_t)e->config->train.seed));
+  return MZ_OK;
+}
+
+static mz_status_t create_values(mz_engine_t *e)
+{
+  mz_status_t st = mz_zero_init(e->zero, (uint64_t)e->config->train.seed);
+
+  MZ_TRY(mz_comm_agree(e->comm, st));
+  return MZ_TRACE(mz_engine_publish(e));
 }
 
 /* Every kernel, message and buffer once, on zeros, without an update. */
@@ -448,6 +465,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
                           mz_engine_t **engine_out)
 {
   mz_engine_t *e = NULL;
+  double clock = now_ms();
   mz_status_t st;
 
   *engine_out = NULL;
@@ -457,12 +475,16 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, create_comm(e, comm), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e, inference)), done);
   MZ_TRY_GOTO(st, create_groups(e), done);
+  e->start_times.plan_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, mz_engine_open_device(e), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
-  MZ_TRY_GOTO(st, mz_engine_publish(e), done);
+  e->start_times.device_ms = lap_ms(&clock);
+  MZ_TRY_GOTO(st, create_values(e), done);
+  e->start_times.values_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, warm_pass(e), done);
   e->stream_waits =
       e->config->comm.wait == MZ_WAIT_STREAM && !e->device->ops->is_host;
+  e->start_times.warm_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, measure_baseline(e), done);
   mz_hooks_mark("warm");
   *engine_out = e;
@@ -527,6 +549,11 @@ const struct mz_plan *mz_engine_plan(const mz_engine_t *engine)
 }
 
 struct mz_comm *mz_engine_comm(mz_engine_t *engine) { return engine->comm; }
+
+const mz_start_times_t *mz_engine_start_times(const mz_engine_t *engine)
+{
+  return &engine->start_times;
+}
 
 int64_t mz_engine_baseline_bytes(const mz_engine_t *engine)
 {

@@ -96,6 +96,7 @@ struct mz_engine {
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
+  mz_start_times_t start_times;
   bool tuned; /* no step tunes any more: see tuning.c */
 };
 

@@ -79,8 +79,27 @@ static void name_bytes(loop_t *loop)
                                          (double)plan->category_bytes[c]};
 }
 
+static bool is_first(const loop_t *loop, int64_t step)
+{
+  return step == loop->first_step + 1;
+}
+
+static int32_t name_times(const loop_t *loop, const mz_step_result_t *r,
+                          double data_s, mz_named_number_t *times)
+{
+  int32_t num = 0;
+
+  times[num++] = (mz_named_number_t){"data", 1e3 * data_s};
+  times[num++] = (mz_named_number_t){"engine", r->ms};
+  times[num++] = (mz_named_number_t){"wait", r->wait_ms};
+  for (int32_t i = 0; is_first(loop, r->step) && i < loop->opts->num_starts;
+       i++)
+    times[num++] = loop->opts->starts[i];
+  return num;
+}
+
 static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
-                               const mz_named_number_t times[3], double step_s)
+                               double step_s)
 {
   mz_metrics_t m = {.step = r->step,
                     .loss = r->loss,
@@ -95,8 +114,6 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .min_gap = r->min_gap,
                     .tokens_per_s = (double)r->tokens / step_s,
                     .step_ms = 1e3 * step_s,
-                    .time_ms = times,
-                    .num_times = 3,
                     .parts_ms = r->parts_ms,
                     .num_parts = r->num_parts,
                     .experts = loop->loads,
@@ -129,7 +146,7 @@ static void say(loop_t *loop, mz_metrics_t *metrics, double now)
 
   loop->line_tokens += metrics->tokens;
   if (!loop->opts->say) return;
-  if (!due && step != loop->first_step + 1 && step != loop->config->train.steps)
+  if (!due && !is_first(loop, step) && step != loop->config->train.steps)
     return;
   metrics->tokens_per_s = (double)loop->line_tokens / (now - loop->line_s);
   mz_metrics_progress(metrics, loop->config->train.steps,
@@ -168,12 +185,13 @@ static mz_status_t measure(loop_t *loop, const mz_step_result_t *r,
                            double data_s)
 {
   double now = now_s(), step_s = now - loop->step_s;
-  const mz_named_number_t times[3] = {
-      {"data", 1e3 * data_s}, {"engine", r->ms}, {"wait", r->wait_ms}};
+  mz_named_number_t times[3 + MZ_RUN_STARTS];
   mz_metrics_t metrics;
 
   loop->skipped += r->skipped;
-  metrics = metrics_of(loop, r, times, step_s);
+  metrics = metrics_of(loop, r, step_s);
+  metrics.time_ms = times;
+  metrics.num_times = name_times(loop, r, data_s, times);
   if (loop->config->monitor_param_hash) {
     MZ_TRY(mz_engine_param_hash(loop->opts->engine, &metrics.param_hash));
     metrics.has_param_hash = true;
@@ -269,7 +287,7 @@ static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
     result->steps = r.step;
     result->loss = r.loss;
     MZ_TRY(measure(loop, &r, data_s));
-    if (r.step == loop->first_step + 1 && mz_comm_rank(loop->comm) == 0)
+    if (is_first(loop, r.step) && mz_comm_rank(loop->comm) == 0)
       keep(loop, mz_tuning_save(loop->opts->engine, loop->opts->folder));
     if (r.step == 1)
       MZ_TRY(dump(loop, MZ_PART_GRADS, loop->config->debug.dump_grads));

@@ -404,6 +404,27 @@ Test(cli, json_prints_the_lines_of_the_metrics)
   cr_assert_eq(times("\"eval_loss\""), 1, "%s", output);
 }
 
+/* In the first line of a run, also of one that resumes. */
+Test(cli, metrics_tell_where_the_start_went)
+{
+  static const char *const parts[] = {
+      "\"start.mpi\": ",    "\"start.data\": ",   "\"start.plan\": ",
+      "\"start.device\": ", "\"start.values\": ", "\"start.warm\": ",
+      "\"start.folder\": "};
+  double ms;
+
+  for (int run = 0; run < 2; run++) {
+    cr_assert_eq(train(1, run ? "--json --resume auto --steps 5"
+                              : "--json --set checkpoint.save_interval=3"),
+                 0, "%s", output);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+      cr_assert_eq(times(parts[i]), 1, "%s in %s", parts[i], output);
+      ms = atof(strstr(output, parts[i]) + strlen(parts[i]));
+      cr_assert(ms >= 0 && ms < 30000, "%s%g", parts[i], ms);
+    }
+  }
+}
+
 Test(cli, check_makes_no_folder)
 {
   char arguments[256];
