@@ -15,13 +15,14 @@
 mz_status_t mz_tuning_share(struct mz_comm *comm, int root, mz_status_t status,
                             const char *text, char **text_out)
 {
-  bool mine = mz_comm_rank(comm) == root;
+  bool mine = mz_comm_rank(comm) == root && status == MZ_OK;
   int64_t bytes = 0;
   char *copy = NULL;
   mz_status_t st;
 
   *text_out = NULL;
-  if (mine && status == MZ_OK) bytes = (int64_t)strlen(text) + 1;
+  MZ_ASSERT(!mine || text);
+  if (mine) bytes = (int64_t)strlen(text) + 1;
   MZ_TRY(mz_comm_broadcast(comm, &bytes, sizeof bytes, root));
   if (status == MZ_OK) status = mz_new(bytes, "tuning table", &copy);
   MZ_TRY_GOTO(st, mz_comm_agree(comm, status), done);

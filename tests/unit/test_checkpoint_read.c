@@ -95,7 +95,7 @@ static void make_older(const char *path)
   num = ftell(io) - MZ_USER_BLOCK_BYTES;
   cr_assert_eq(mz_new(num, "checkpoint.h5", &bytes), MZ_OK);
   cr_assert_eq(fseek(io, MZ_USER_BLOCK_BYTES, SEEK_SET), 0);
-  cr_assert_eq(fread(bytes, 1, (size_t)num, io), num);
+  cr_assert_eq(fread(bytes, 1, (size_t)num, io), (size_t)num);
   rewind(io);
   fprintf(io, MZ_FORMAT_CHECKPOINT "\nsum64 %016" PRIx64 "\n",
           mz_sum64_end(mz_sum64_part(bytes, 0, num), num));
