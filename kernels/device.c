@@ -122,12 +122,6 @@ mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
   return MZ_TRACE(device->ops->stream_wait(device, stream, event));
 }
 
-mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
-                                const volatile uint32_t *flag, uint32_t value)
-{
-  return MZ_TRACE(device->ops->stream_wait_flag(device, stream, flag, value));
-}
-
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out)
 {
   *event_out = NULL;

@@ -52,9 +52,6 @@ typedef struct mz_device_ops {
   mz_status_t (*event_wait)(const mz_device_t *device, mz_event_t event);
   mz_status_t (*stream_wait)(const mz_device_t *device, mz_stream_t stream,
                              mz_event_t event);
-  mz_status_t (*stream_wait_flag)(const mz_device_t *device, mz_stream_t stream,
-                                  const volatile uint32_t *flag,
-                                  uint32_t value);
   mz_status_t (*copy)(const mz_device_t *device, void *dst, const void *src,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*upload)(const mz_device_t *device, void *dst, const void *src,
@@ -112,12 +109,6 @@ mz_status_t mz_stream_synchronize(const mz_device_t *device,
 /** Later work of @p stream starts after the event's place. */
 mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
                            mz_event_t event);
-
-/** Later work of @p stream starts when the host has written @p value, or a
- * number up to 2^31 after it, to @p flag in host memory of the device. On the
- * CPU MZ_ERR_UNSUPPORTED: nothing waits but the host. */
-mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
-                                const volatile uint32_t *flag, uint32_t value);
 
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out);
 void mz_event_destroy(const mz_device_t *device, mz_event_t event);

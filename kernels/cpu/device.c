@@ -111,18 +111,6 @@ static mz_status_t stream_wait(const mz_device_t *device, mz_stream_t stream,
   return MZ_OK;
 }
 
-static mz_status_t stream_wait_flag(const mz_device_t *device,
-                                    mz_stream_t stream,
-                                    const volatile uint32_t *flag,
-                                    uint32_t value)
-{
-  (void)device;
-  (void)stream;
-  (void)flag;
-  (void)value;
-  MZ_FAIL(MZ_ERR_UNSUPPORTED, "the CPU has no stream that waits");
-}
-
 static mz_status_t copy(const mz_device_t *device, void *dst, const void *src,
                         int64_t bytes, mz_stream_t stream)
 {
@@ -198,7 +186,6 @@ const mz_device_ops_t mz_device_ops_cpu = {.name = MZ_BACKEND_CPU,
                                            .event_done = event_done,
                                            .event_wait = event_wait,
                                            .stream_wait = stream_wait,
-                                           .stream_wait_flag = stream_wait_flag,
                                            .copy = copy,
                                            .upload = copy,
                                            .fill = fill,

@@ -36,6 +36,8 @@ static mz_status_t create(const mz_kernels_t *kernels,
       MZ_ALIGN_BYTES * MZ_ALIGN_BYTES;
   products->behind_bytes = kernels->workspace_bytes - products->bytes;
   MZ_CUDA(cudaEventCreateWithFlags(&products->fork, cudaEventDisableTiming));
+  for (int i = 0; i < 2; i++)
+    MZ_CUDA(cudaEventCreate(&products->timed[i]));
   for (int i = 0; i < MZ_PRODUCTS_STREAMS; i++) {
     MZ_CUDA(
         cudaStreamCreateWithFlags(&products->stream[i], cudaStreamNonBlocking));

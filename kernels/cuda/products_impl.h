@@ -83,7 +83,7 @@ struct mz_cuda_products {
   int64_t bytes;        /* of the products, in front */
   int64_t behind_bytes; /* the rest, free while a product is tuned */
   bool tune;
-  cudaEvent_t timed[2]; /* around a candidate; made with the first tuning */
+  cudaEvent_t timed[2]; /* around a candidate */
   int streams;
   cudaStream_t stream[MZ_PRODUCTS_STREAMS];
   cudaEvent_t fork, join[MZ_PRODUCTS_STREAMS];

@@ -14,8 +14,6 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == ALGO_WORDS * sizeof(uint64_t),
 extern "C" mz_status_t mz_cuda_products_tune(mz_cuda_products_t *products,
                                              bool on)
 {
-  for (int i = 0; on && i < 2; i++)
-    if (!products->timed[i]) MZ_CUDA(cudaEventCreate(&products->timed[i]));
   products->tune = on;
   return MZ_OK;
 }

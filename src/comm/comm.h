@@ -165,15 +165,6 @@ bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
 mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
 
 /**
- * Work that the device's stream gets from now on starts when the message is
- * done; the host goes on. For devices that are not the host's, with a thread.
- * Before the first such wait every buffer has been in a message once: the first
- * time opens it to the other ranks, which waits for the device.
- * @return as mz_comm_wait as far as is known now, and MZ_ERR_CUDA.
- */
-mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket);
-
-/**
  * While the ranks wait for a disk: an alarm is raised after @p factor >= 1
  * times watchdog_s, until the next call. Local; 1 is the start.
  */

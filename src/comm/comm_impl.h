@@ -108,9 +108,6 @@ struct mz_comm {
   mz_comm_opts_t opts;
   mz_device_t *device; /* NULL: messages are ready when they are posted */
   mz_stream_t stream;  /* of own copies in backend memory */
-  /* [lanes, MZ_RING] number of the last message of a slot that is done, as the
-     device's stream reads it: written by the progressing side */
-  volatile uint32_t *flags;
   int rank, size;
   MPI_Comm control;
   mz_comm_group_t *groups;
@@ -161,9 +158,7 @@ void mz_staging_destroy(mz_comm_t *comm);
 mz_status_t mz_staging_out(mz_comm_t *comm, mz_flight_t *f, int size, int rank);
 mz_status_t mz_staging_in(mz_comm_t *comm, mz_flight_t *f, int size, int rank);
 
-/* device.c: events, stream and flags of a device. */
-/** Lets nothing wait on the stream any more. Any thread. */
-void mz_comm_raise_flags(mz_comm_t *comm);
+/* device.c: events and stream of a device. */
 void mz_comm_leave_device(mz_comm_t *comm);
 
 /* queue.c */
@@ -186,12 +181,5 @@ void mz_watchdog_destroy(mz_comm_t *comm);
 void mz_watchdog_step(mz_comm_t *comm);
 /** Records the first failure and tells it to the other ranks. */
 void mz_watchdog_fail(mz_comm_t *comm, mz_status_t status, const char *text);
-
-/** The flag of a message, where there are flags. */
-static inline volatile uint32_t *mz_comm_flag(const mz_comm_t *comm, int lane,
-                                              uint64_t number)
-{
-  return comm->flags + (uint64_t)(unsigned)lane * MZ_RING + number % MZ_RING;
-}
 
 #endif

@@ -23,9 +23,6 @@ static mz_status_t make_events(mz_comm_t *comm)
     for (int i = 0; i < MZ_MAX_FLIGHT; i++)
       MZ_TRY(mz_event_create(comm->device, &ring->flights[i].copied));
   }
-  MZ_TRY(mz_device_alloc_host(
-      comm->device, MZ_NUM_LANES * MZ_RING * (int64_t)sizeof(uint32_t),
-      "flags of messages", (void **)&comm->flags));
   return MZ_TRACE(mz_stream_create(comm->device, &comm->stream));
 }
 
@@ -42,30 +39,7 @@ void mz_comm_leave_device(mz_comm_t *comm)
       mz_event_destroy(comm->device, ring->flights[i].copied);
   }
   mz_stream_destroy(comm->device, comm->stream);
-  mz_device_free_host(comm->device, (void *)comm->flags);
-  comm->flags = NULL;
   comm->device = NULL;
-}
-
-/* A wait is for at least its number, so any later one ends it. */
-void mz_comm_raise_flags(mz_comm_t *comm)
-{
-  for (int lane = 0; comm->flags && lane < MZ_NUM_LANES; lane++)
-    for (uint64_t i = 0; i < MZ_RING; i++)
-      *mz_comm_flag(comm, lane, i) =
-          (uint32_t)atomic_load(&comm->rings[lane].posted) + MZ_RING;
-}
-
-mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket)
-{
-
-  if (ticket.number == 0) return MZ_OK;
-  if (!comm->running || !comm->flags)
-    return MZ_TRACE(mz_comm_wait(comm, ticket));
-  return MZ_TRACE(
-      mz_stream_wait_flag(comm->device, comm->device->stream,
-                          mz_comm_flag(comm, (int)ticket.lane, ticket.number),
-                          (uint32_t)ticket.number));
 }
 
 /* Whether the library says so; the transfer then shows it. */

@@ -41,8 +41,6 @@ static void finish(mz_comm_t *comm, int lane, mz_flight_t *flight)
   mz_ring_t *ring = &comm->rings[lane];
   mz_slot_t *slot = &ring->slots[flight->number % MZ_RING];
 
-  if (comm->flags)
-    *mz_comm_flag(comm, lane, flight->number) = (uint32_t)flight->number;
   atomic_store_explicit(&slot->done, flight->number, memory_order_release);
   flight->number = 0;
   ring->num_flight--;

@@ -114,7 +114,7 @@ static uint64_t mix(uint64_t x)
   return x ^ (x >> 31);
 }
 
-enum { HASHED = 1 << 20 /* values in host memory at a time */ };
+enum { HASHED = 1 << 24 /* values in host memory at a time */ };
 
 /* Adds the hash of this rank's part of a tensor. @param piece  [HASHED], or
  * NULL where the values lie in host memory. */
@@ -153,7 +153,7 @@ static mz_status_t hash_own(mz_engine_t *e, uint64_t *hash_out)
         hash_segment(e, &e->plan->segments[MZ_SHARE_OWNED][i], piece, hash_out),
         done);
 done:
-  mz_free(piece);
+  mz_device_free_host(e->device, piece);
   return st;
 }
 

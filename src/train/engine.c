@@ -482,8 +482,6 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, create_values(e), done);
   e->start_times.values_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, warm_pass(e), done);
-  e->stream_waits =
-      e->config->comm.wait == MZ_WAIT_STREAM && !e->device->ops->is_host;
   e->start_times.warm_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, measure_baseline(e), done);
   mz_hooks_mark("warm");

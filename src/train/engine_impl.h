@@ -55,8 +55,7 @@ struct mz_engine {
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
   mz_device_t *device;
-  int32_t sharing;   /* ranks on this device */
-  bool stream_waits; /* after the warm pass, with comm.wait stream */
+  int32_t sharing; /* ranks on this device */
   mz_kernels_t *kernels;
   mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;

@@ -74,9 +74,7 @@ static mz_status_t wait_for(mz_engine_t *e, const mz_op_t *op)
   const mz_entry_t *entry = &e->plan->entries[op->entry];
 
   if (entry->lane == MZ_LANE_BULK)
-    return MZ_TRACE(mz_zero_wait(e->zero, op->entry, e->stream_waits));
-  if (entry->kind == MZ_ENTRY_TOKENS && e->stream_waits)
-    return MZ_TRACE(mz_comm_wait_on_stream(e->comm, e->tickets[op->entry]));
+    return MZ_TRACE(mz_zero_wait(e->zero, op->entry));
   MZ_TRY(mz_comm_wait(e->comm, e->tickets[op->entry]));
   if (entry->kind == MZ_ENTRY_COUNTS) mz_routing_take_counts(e, entry->moe);
   return MZ_OK;

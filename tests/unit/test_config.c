@@ -231,6 +231,7 @@ Test(config_set, errors_name_the_assignment)
 
 Test(config_sorts, later_keys_are_refused_by_name)
 {
+  LATER("comm.wait=stream", "not supported yet: comm.wait (found \"stream\")");
   LATER("fp16.enabled=true", "not supported yet: fp16.enabled (found true)");
   LATER("bf16.bf16_optimizer_states=true",
         "not supported yet: bf16.bf16_optimizer_states (found true)");
