@@ -353,6 +353,8 @@ int main(int argc, char **argv)
     opts.pairwise = pairwise;
     must(mz_comm_create(MPI_COMM_WORLD, &opts, &b.comm));
     must(mz_comm_use_device(b.comm, b.device, (int64_t[]){most, most}));
+    if (mz_comm_is_staged(b.comm) && b.rank == 0)
+      printf("staged: this MPI does not take GPU memory\n");
     measure_all(&b, pairwise ? "pairwise" : "collective", sizes, argc - 3);
     mz_comm_destroy(&b.comm);
   }

@@ -3,10 +3,10 @@
  * see over five steps on random tokens: the peak of the bytes in use is
  * baseline + plan within max(64 MiB, 0.5%), moezero holds what the plan says,
  * and after the warm pass it takes nothing more. Needs a GPU that nobody else
- * uses, and no file of tokens.
+ * uses for each rank, and no file of tokens.
  * Usage: device_memory LIBRARY CONFIG [KEY=VALUE]...
  * LIBRARY is liboutside.so; the program starts itself again with it preloaded.
- * Prints a line a check. Exit code 0: all is as planned; 2: no GPU. */
+ * Prints a line a check and rank. Exit code 0: all is as planned; 2: no GPU. */
 #include "outside/outside.h"
 
 #include "base/alloc.h"
@@ -49,6 +49,7 @@ typedef struct run {
   int failed;
 } run_t;
 
+static int world, me;
 static void (*see_memory)(outside_memory_t *memory_out);
 static void (*see_device)(outside_device_t *device_out);
 static void (*set_mark)(const char *phase);
@@ -131,15 +132,30 @@ static void fill_batch(run_t *r)
     r->tokens[i] = (int32_t)(next_random() % (uint32_t)v->model.vocab_size);
 }
 
+/* The one that the engine will take: by the rank's place on its machine. */
+static mz_status_t open_device(run_t *r)
+{
+  int place, count;
+  MPI_Comm node;
+
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, me, MPI_INFO_NULL,
+                      &node);
+  MPI_Comm_rank(node, &place);
+  MPI_Comm_free(&node);
+  MZ_TRY(mz_device_count(MZ_BACKEND_CUDA, &count));
+  return MZ_TRACE(
+      mz_device_open(MZ_BACKEND_CUDA, place % count, &r->watch.device));
+}
+
 static mz_status_t create(run_t *r, const char *path, char **given, int num)
 {
   MZ_TRY(mz_config_read(path, (const char *const *)given, num, &r->config));
-  MZ_TRY(mz_config_resolve(r->config, 1));
+  MZ_TRY(mz_config_resolve(r->config, world));
   MZ_TRY(mz_config_set_device(r->config, "cuda"));
   MZ_TRY(mz_decl_create(&r->decl));
   MZ_TRY(mz_gpt_declare(mz_config_values(r->config), r->decl));
   MZ_TRY(make_batch(r));
-  MZ_TRY(mz_device_open(MZ_BACKEND_CUDA, 0, &r->watch.device));
+  MZ_TRY(open_device(r));
   MZ_TRY(mz_device_used(r->watch.device, &r->before));
   MZ_TRY(start_watch(&r->watch));
   return MZ_TRACE(
@@ -181,7 +197,7 @@ static void destroy(run_t *r)
 
 static void begin_line(run_t *r, bool good)
 {
-  printf("%s %s: ", good ? "ok" : "FAILED", r->name);
+  printf("%s %s, rank %d of %d: ", good ? "ok" : "FAILED", r->name, me, world);
   r->failed += !good;
 }
 
@@ -315,6 +331,8 @@ int main(int argc, char **argv)
   }
   setvbuf(stdout, NULL, _IOLBF, 0);
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
+  MPI_Comm_rank(MPI_COMM_WORLD, &me);
+  MPI_Comm_size(MPI_COMM_WORLD, &world);
   code = run(argv[2], argv + 3, argc - 3);
   MPI_Finalize();
   return code;
