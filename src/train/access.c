@@ -146,7 +146,9 @@ static mz_status_t hash_own(mz_engine_t *e, uint64_t *hash_out)
   mz_status_t st = MZ_OK;
 
   *hash_out = 0;
-  if (!e->device->ops->is_host) MZ_TRY(mz_new(HASHED, "hashed values", &piece));
+  if (!e->device->ops->is_host)
+    MZ_TRY(mz_device_alloc_host(e->device, 4 * (int64_t)HASHED, "hashed values",
+                                (void **)&piece));
   for (int32_t i = 0; i < e->plan->num_segments[MZ_SHARE_OWNED]; i++)
     MZ_TRY_GOTO(
         st,
