@@ -102,7 +102,9 @@ typedef struct mz_buffer_opts {
 /** The balance losses; spec and formulas in moezero/moe.h. */
 typedef enum mz_aux_loss {
   MZ_AUX_NONE,
-  MZ_AUX_LOAD_BALANCING,
+  MZ_AUX_LOAD_BALANCING, /* over all k choices */
+  MZ_AUX_FIRST_CHOICE,   /* over first choices: DeepSpeed's with k = 2 */
+  MZ_AUX_SQUARED         /* squared distances of mean gates from 1/E */
 } mz_aux_loss_t;
 
 typedef enum mz_aux_scope { MZ_SCOPE_GROUP, MZ_SCOPE_RANK } mz_aux_scope_t;
