@@ -70,6 +70,7 @@ typedef struct mz_moe_call {
   void *stats;         /* this rank's statistics, zeroed before the gate */
   const void *total;   /* sums over the data group, in steps that need_stats */
   double total_tokens; /* of total, host */
+  const float *bias;   /* [E] on the choice of experts, host; NULL: none */
   double ranks;        /* size of the data group */
   bool saved;          /* rows are in the pool (known after the counts) */
   int64_t local_rows;  /* of this rank's experts, all runs (after the counts) */
