@@ -106,8 +106,20 @@ typedef struct mz_moe_layer_opts {
   int32_t block;       /* unit of the gate's weight */
   double init_std;     /* of the gate's weight */
   mz_drop_policy_t drop_policy;
-  bool norm_topk;      /* k >= 2: weights divided by their sum after dropping */
-  int32_t in, out;     /* buffers [T, H] of the model's dtype */
+  bool norm_topk; /* k >= 2: weights divided by their sum after dropping */
+  mz_score_t score;
+  /* Logits are divided by a number that goes from temperature to
+     temperature_end in temperature_steps optimizer steps and then stays; with 0
+     steps it is temperature, where 0 means 1. All >= 0. */
+  double temperature, temperature_end;
+  int64_t temperature_steps;
+  /* In training alone: */
+  double jitter;                  /* in [0, 1): half the width of its factors */
+  mz_choice_noise_t choice_noise; /* not with moe.bias_update_rate */
+  bool has_pads;   /* a token with 0 in used is a pad: it has no route and its
+                      output is 0, but it counts as a token */
+  int32_t used;    /* buffer [T] int32, written before; with has_pads */
+  int32_t in, out; /* buffers [T, H] of the model's dtype */
   int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
   const mz_expert_ops_t *expert; /* copied */
   void *expert_self;             /* owned by the layer from here on, also when
