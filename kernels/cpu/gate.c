@@ -143,12 +143,13 @@ static float choose(const mz_gate_t *a, int64_t t)
   for (int32_t j = 0; j < a->k; j++) {
     last = next_best(&keys, a->num_experts, last);
     a->expert[t * a->k + j] = last.id;
-    if (j > 0 || a->choice_noise != MZ_CHOICE_DRAWN_SECOND) continue;
+    if (j > 0 || a->k == 1 || a->choice_noise != MZ_CHOICE_DRAWN_SECOND)
+      continue;
     left = next_best(&keys, a->num_experts, last);
     if (left.id >= 0) gap = last.key - left.key;
     keys.noise = &a->choice_random;
     keys.without = last.id;
-    if (a->k > 1) last = (best_t){INFINITY, -1};
+    last = (best_t){INFINITY, -1};
   }
   if (!has_choice(a)) return INFINITY;
   left = next_best(&keys, a->num_experts, last);
