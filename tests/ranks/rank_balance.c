@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Balance by a bias, and the capacity that is given, on TINY.
- *   rank_balance bias|capacity      any ranks
+/* Balance by a bias, the capacity that is given and the temperature, on TINY.
+ *   rank_balance bias|variance|capacity|temperature      any ranks
  * Exit code 0: all is right. */
 #include "tiny.h"
 
@@ -132,6 +132,84 @@ static void test_bias(void)
   report(try_choice(), "choice", 0);
 }
 
+/* --- variance --- */
+
+/* Mean over the last steps and the layers of (count / mean - 1)^2. Weights are
+ * large, so that gates begin with favourites. */
+static mz_status_t load_variance(double rate, double *variance_out)
+{
+  enum { ALL = 100, LAST = 20 };
+  tiny_given_t g = {.num = 0};
+  double sum = 0;
+  tiny_t tiny;
+  mz_status_t st;
+
+  tiny_give(&g, "moe.bias_update_rate=%g", rate);
+  tiny_give(&g, "moe.k=1");
+  tiny_give(&g, "model.initializer_range=0.2");
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
+  for (int i = 0; i < ALL; i++) {
+    mz_step_result_t r;
+
+    MZ_TRY_GOTO(st, tiny_step(&tiny, &r), done);
+    for (int m = 0; i >= ALL - LAST && m < MOES; m++)
+      for (int e = 0; e < EXPERTS; e++) {
+        double mean = (double)r.tokens / EXPERTS; /* k = 1 */
+        double over = (double)r.moes[m].routed[e] / mean - 1;
+
+        sum += over * over;
+      }
+  }
+  *variance_out = sum / (LAST * MOES * EXPERTS);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static void test_variance(void)
+{
+  double without = 0, with = 0;
+
+  report(load_variance(0, &without), "variance without a bias", 0);
+  report(load_variance(0.01, &with), "variance with a bias", 0);
+  if (world_rank == 0) printf("%g without, %g with a bias\n", without, with);
+  report(3 * with <= without
+             ? MZ_OK
+             : MZ_ERROR(MZ_ERR_DATA, "%g without, %g with", without, with),
+         "a third of the variance", 0);
+}
+
+/* --- temperature --- */
+
+/* The z-loss of given logits tells it: both layers, each a mean of one value.
+ */
+static mz_status_t try_temperature(void)
+{
+  static const double logits[EXPERTS] = {2, 0, 0, -1};
+  static const double wanted[] = {2, 1.625, 1.25, 0.875, 0.5, 0.5};
+  tiny_given_t g = {.num = 0};
+  tiny_t tiny;
+  mz_status_t st;
+
+  tiny_give(&g, "debug.fixed_logits=[2, 0, 0, -1]");
+  tiny_give(&g, "moe.temperature={\"start\": 2, \"end\": 0.5, \"steps\": 4}");
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
+  for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+    mz_step_result_t r;
+    double sum = 0, z;
+
+    for (int e = 0; e < EXPERTS; e++)
+      sum += exp(logits[e] / wanted[i]);
+    z = MOES * log(sum) * log(sum);
+    MZ_TRY_GOTO(st, tiny_step(&tiny, &r), done);
+    MZ_REQUIRE_GOTO(fabs(r.z_loss - z) <= 1e-5 * z, st, done, MZ_ERR_DATA,
+                    "step %zu: a z-loss of %.9g, need %.9g", i, r.z_loss, z);
+  }
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
 /* --- capacity --- */
 
 typedef struct rows {
@@ -231,8 +309,12 @@ int main(int argc, char **argv)
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
   if (argc == 2 && strcmp(argv[1], "bias") == 0)
     test_bias();
+  else if (argc == 2 && strcmp(argv[1], "variance") == 0)
+    test_variance();
   else if (argc == 2 && strcmp(argv[1], "capacity") == 0)
     test_capacity();
+  else if (argc == 2 && strcmp(argv[1], "temperature") == 0)
+    report(try_temperature(), "temperature", 0);
   else
     num_failed = 1;
   MPI_Finalize();

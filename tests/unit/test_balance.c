@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Balance by a bias and the capacities of training and evaluation, on TINY
- * under mpirun. */
+/* Balance by a bias, the temperature, and the capacities of training and
+ * evaluation, on TINY under mpirun. */
 #include "mpirun.h"
 
 #include <criterion/criterion.h>
@@ -19,6 +19,13 @@ Test(balance, biases_follow_the_counts_of_all_ranks_after_an_update)
   for (int ranks = 1; ranks <= 4; ranks *= 2)
     expect(ranks, "bias");
 }
+
+Test(balance, biases_take_two_thirds_of_the_variance_of_loads)
+{
+  expect(2, "variance");
+}
+
+Test(balance, temperature_goes_by_optimizer_steps) { expect(2, "temperature"); }
 
 Test(balance, training_and_evaluation_have_capacities_of_their_own)
 {
