@@ -14,13 +14,15 @@
 
 #include <math.h>
 
-static double temperature(const mz_moe_layer_opts_t *o, int64_t step)
+/* 0 for a temperature of 1, at which kernels have nothing to do. */
+static float temperature(const mz_moe_layer_opts_t *o, int64_t step)
 {
-  double share;
+  double share = 0, now;
 
-  if (o->temperature_steps == 0) return o->temperature;
-  share = fmin(1, (double)step / (double)o->temperature_steps);
-  return o->temperature + (o->temperature_end - o->temperature) * share;
+  if (o->temperature_steps > 0)
+    share = fmin(1, (double)step / (double)o->temperature_steps);
+  now = o->temperature + (o->temperature_end - o->temperature) * share;
+  return now == 1 ? 0 : (float)now;
 }
 
 /* How experts are chosen and scored; noise is for training. */
@@ -30,7 +32,7 @@ static void set_choice(const mz_moe_layer_t *l, const mz_call_t *call,
   const mz_moe_layer_opts_t *o = &l->opts;
 
   a->score = o->score;
-  a->temperature = (float)temperature(o, call->step);
+  a->temperature = temperature(o, call->step);
   if (l->bias >= 0) a->bias = call->buffers[l->bias];
   if (o->has_pads) a->used = call->buffers[o->used];
   if (call->mode != MZ_MODE_TRAIN) return;

@@ -387,6 +387,31 @@ Test(gpt, hooks_must_fit_the_layer)
   expect_plans(&c);
 }
 
+Test(gpt, gates_that_cannot_be_are_refused)
+{
+  mz_config_values_t c = gpt2_config();
+
+  add_moe(&c, 0, 4, 1);
+  c.moe.temperature = -1;
+  expect_error(&c, MZ_ERR_ARG, "temperature -1 to 0 in 0 steps");
+  c.moe.temperature = 1;
+  c.moe.temperature_steps = 3;
+  expect_error(&c, MZ_ERR_ARG, "temperature 1 to 0 in 3 steps");
+  c.moe.temperature_end = 2;
+  c.moe.gate_noise = 1;
+  expect_error(&c, MZ_ERR_ARG, "jitter is 1, need 0 <= jitter < 1");
+  c.moe.gate_noise = 0;
+  c.moe.noisy_gate_policy = MZ_NOISE_RSAMPLE;
+  c.moe.bias_update_rate = 0.5;
+  expect_error(&c, MZ_ERR_ARG, "a bias and drawn choices exclude each other");
+  c.moe.noisy_gate_policy = MZ_NOISE_NONE;
+  c.moe.score = MZ_SCORE_SIGMOID;
+  c.moe.z_loss_coef = 0.25;
+  expect_error(&c, MZ_ERR_ARG, "the z-loss is of softmax");
+  c.moe.z_loss_coef = 0;
+  expect_plans(&c);
+}
+
 Test(gpt, no_memory_at_any_allocation_is_an_error_without_a_leak)
 {
   mz_config_values_t c = gpt2_config();
