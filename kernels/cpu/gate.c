@@ -72,6 +72,8 @@ typedef struct keys {
 } keys_t;
 
 /* NaN ranks last, so that a broken model still gives K distinct experts. */
+static inline float rank_of(float key) { return isnan(key) ? -INFINITY : key; }
+
 static inline float key_at(const keys_t *keys, int32_t e)
 {
   float key = keys->row[e];
@@ -79,7 +81,7 @@ static inline float key_at(const keys_t *keys, int32_t e)
   if (keys->bias) key += keys->bias[e];
   if (keys->noise)
     key += mz_random_gumbel(keys->noise, keys->first + (uint64_t)e);
-  return isnan(key) ? -INFINITY : key;
+  return rank_of(key);
 }
 
 typedef struct best {
@@ -88,20 +90,30 @@ typedef struct best {
 } best_t;
 
 /* The best expert after @p last in falling order of keys, equal ones by rising
- * id; last.id -1: the best of all. */
-static best_t next_best(const keys_t *keys, int32_t num_experts, best_t last)
+ * id; last.id -1: the best of all. plain: keys are the row alone. */
+static inline best_t search(const keys_t *keys, int32_t num_experts,
+                            best_t last, bool plain)
 {
   best_t best = {-INFINITY, -1};
 
   for (int32_t e = 0; e < num_experts; e++) {
-    float key = key_at(keys, e);
-    int left =
+    float key = plain ? rank_of(keys->row[e]) : key_at(keys, e);
+    bool left =
         last.id < 0 || key < last.key || (key == last.key && e > last.id);
 
-    if (left && e != keys->without && (best.id < 0 || key > best.key))
+    if (left && (plain || e != keys->without) &&
+        (best.id < 0 || key > best.key))
       best = (best_t){key, e};
   }
   return best;
+}
+
+static best_t next_best(const keys_t *keys, int32_t num_experts, best_t last)
+{
+  bool plain = !keys->bias && !keys->noise;
+
+  return plain ? search(keys, num_experts, last, true)
+               : search(keys, num_experts, last, false);
 }
 
 static int has_choice(const mz_gate_t *a)
@@ -235,24 +247,33 @@ static float choose_and_normalise(const mz_gate_t *a)
   return gap;
 }
 
-/* Tokens are summed in order; the threads share the experts, not the tokens. */
+/* Sum of the shares of expert e, over the tokens in order. */
+static double share_sum(const mz_gate_t *a, int32_t e)
+{
+  const float *gate = a->probs + e;
+  double sum = 0.0;
+
+  if (a->score == MZ_SCORE_SOFTMAX) {
+    for (int64_t t = 0; t < a->num_tokens; t++)
+      sum += (double)gate[t * a->num_experts];
+    return sum;
+  }
+  for (int64_t t = 0; t < a->num_tokens; t++)
+    sum += (double)gate[t * a->num_experts] / (double)a->weight[t * a->k];
+  return sum;
+}
+
+/* The threads share the experts, not the tokens. */
 static void add_sums(const mz_gate_t *a)
 {
   double *stats = a->stats;
   double *probs = stats + MZ_STATS_PROBS(a->num_experts);
   int64_t size = a->num_tokens * a->num_experts;
-  int shared = a->score != MZ_SCORE_SOFTMAX;
   double z = 0.0;
 
 #pragma omp parallel for schedule(static) if (size >= MZ_CPU_GATE_PARALLEL)
-  for (int32_t e = 0; e < a->num_experts; e++) {
-    double sum = 0.0;
-
-    for (int64_t t = 0; t < a->num_tokens; t++)
-      sum += (double)a->probs[t * a->num_experts + e] /
-             (shared ? (double)a->weight[t * a->k] : 1.0);
-    probs[e] += sum;
-  }
+  for (int32_t e = 0; e < a->num_experts; e++)
+    probs[e] += share_sum(a, e);
   for (int64_t t = 0; t < a->num_tokens; t++)
     z += (double)a->lse[t] * (double)a->lse[t];
   stats[MZ_STATS_Z(a->num_experts)] += z;
@@ -388,14 +409,17 @@ static void write_weights(const mz_gate_t *a)
   }
 }
 
-static void add_counts(const mz_gate_t *a, int64_t routes)
+static void add_counts(const mz_gate_t *a)
 {
   int64_t *stats = a->stats;
 
-  for (int64_t r = 0; r < routes; r++) {
-    if (a->used && !a->used[r / a->k]) continue;
-    stats[MZ_STATS_ROUTED(a->num_experts) + a->expert[r]]++;
-    if (r % a->k == 0) stats[MZ_STATS_FIRST(a->num_experts) + a->expert[r]]++;
+  for (int64_t t = 0; t < a->num_tokens; t++) {
+    const int32_t *expert = a->expert + t * a->k;
+
+    if (a->used && !a->used[t]) continue;
+    stats[MZ_STATS_FIRST(a->num_experts) + expert[0]]++;
+    for (int32_t j = 0; j < a->k; j++)
+      stats[MZ_STATS_ROUTED(a->num_experts) + expert[j]]++;
   }
   for (int32_t e = 0; e < a->num_experts; e++)
     stats[MZ_STATS_KEPT(a->num_experts) + e] += a->kept[e];
@@ -425,7 +449,7 @@ void mz_cpu_gate_route(const mz_gate_t *a)
   hand_out_rows(a, routes);
   places_to_counts(a);
   write_weights(a);
-  add_counts(a, routes);
+  add_counts(a);
 }
 
 mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
