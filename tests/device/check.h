@@ -73,6 +73,7 @@ int64_t pick(int64_t low, int64_t high);
 void check_attention(sides_t *sides);
 void check_embedding(sides_t *sides);
 void check_gate(sides_t *sides);
+void check_gate_golden(sides_t *sides);
 void check_dispatch(sides_t *sides);
 void check_linear(sides_t *sides);
 void check_norm(sides_t *sides);

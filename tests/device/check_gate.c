@@ -197,6 +197,7 @@ static bool gates_are_apart(const gate_t *g)
     int32_t e = ((const int32_t *)g->expert.cpu)[r];
     double gate = probs[r / h->k * h->experts + e];
 
+    if (h->pads && !((const int32_t *)g->used.cpu)[r / h->k]) continue;
     if (((const int32_t *)g->row.cpu)[r] >= 0)
       least[e] = fmin(least[e], gate);
     else
