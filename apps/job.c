@@ -63,7 +63,8 @@ static void end_all(const job_t *job, mz_status_t status)
 
 int job_end(job_t *job, mz_status_t status)
 {
-  if (status == MZ_ERR_PEER || status == MZ_ERR_MPI) end_all(job, status);
+  if (status == MZ_ERR_PEER || status == MZ_ERR_MPI || status == MZ_ERR_CUDA)
+    end_all(job, status);
   if (status != MZ_OK && job->rank == 0) print_error(status);
   mz_engine_destroy(&job->engine);
   mz_feed_destroy(&job->feed);

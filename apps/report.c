@@ -34,7 +34,7 @@ static void print_model(const mz_config_values_t *c, const mz_decl_t *decl)
          c->model.vocab_size, 1e-6 * (double)all, 1e-6 * (double)active);
 }
 
-static void print_device(const mz_engine_t *engine)
+static void print_device(mz_engine_t *engine)
 {
   int32_t sharing;
   const char *name = mz_engine_device_name(engine, &sharing);
@@ -45,6 +45,11 @@ static void print_device(const mz_engine_t *engine)
             "warning: %d ranks share one %s: good for tests, slow for training "
             "(nvidia-cuda-mps-control helps)\n",
             sharing, name);
+  if (mz_comm_is_staged(mz_engine_comm(engine)))
+    fputs("warning: this MPI does not take the GPU's memory: messages go "
+          "through host memory, at the speed of two copies more; load an MPI "
+          "that was built with CUDA, or see ci/gpu-stack\n",
+          stderr);
 }
 
 static void print_plan(const mz_plan_t *plan, int64_t baseline)

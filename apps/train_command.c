@@ -3,6 +3,7 @@
 #include "commands.h"
 #include "job.h"
 #include "report.h"
+#include "start_times.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
@@ -14,6 +15,7 @@
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/save.h"
+#include "train/tuning.h"
 
 #include <limits.h>
 #include <moezero/checkpoint.h>
@@ -26,6 +28,7 @@
 
 typedef struct training {
   job_t job;
+  start_times_t start;
   mz_folder_t folder;
   char save_dir[PATH_MAX];
 } training_t;
@@ -159,8 +162,9 @@ static mz_status_t train(training_t *t)
                         .engine = t->job.engine,
                         .feed = t->job.feed,
                         .save_dir = t->save_dir,
-                        .metrics = t->folder.metrics,
-                        .log = t->folder.log};
+                        .folder = &t->folder,
+                        .starts = t->start.parts,
+                        .num_starts = t->start.num};
   mz_run_result_t result;
 
   if (t->job.rank == 0 && t->job.options->json) opts.json = stdout;
@@ -207,13 +211,16 @@ static mz_status_t train_watched(training_t *t)
   return MZ_TRACE(st);
 }
 
-static mz_status_t start_up(job_t *job)
+static mz_status_t start_up(job_t *job, start_times_t *times)
 {
   MZ_TRY(job_read_config(job, NULL, 0));
   MZ_TRY(job_settle(job, declare(job)));
+  start_times_end(times, "start.mpi");
   MZ_TRY(open_data(job));
+  start_times_end(times, "start.data");
   MZ_TRY(
       mz_engine_create(job->config, job->decl, MPI_COMM_WORLD, &job->engine));
+  start_times_engine(times, job->engine);
   MZ_TRY(report_start(job->config, job->decl, job->engine, job_comm(job),
                       !job->options->json));
   return MZ_OK;
@@ -223,7 +230,7 @@ static mz_status_t run(training_t *t)
 {
   job_t *job = &t->job;
 
-  MZ_TRY(start_up(job));
+  MZ_TRY(start_up(job, &t->start));
   if (job->options->command == COMMAND_CHECK) {
     if (job->rank == 0)
       report_layers(job->decl, mz_engine_plan(job->engine)->max_tokens,
@@ -233,15 +240,19 @@ static mz_status_t run(training_t *t)
   }
   MZ_TRY(open_folder(t));
   MZ_TRY(set_state(t));
+  MZ_TRY(mz_tuning_load(job->engine, &t->folder, note, t));
   MZ_TRY(write_record(t));
+  start_times_end(&t->start, "start.folder");
   return MZ_TRACE(train_watched(t));
 }
 
 int command_train(const options_t *options)
 {
   training_t t = {.folder = {.lock = -1}};
-  mz_status_t st = job_create(options, &t.job);
+  mz_status_t st;
 
+  start_times_begin(&t.start);
+  st = job_create(options, &t.job);
   if (st == MZ_OK) st = run(&t);
   if (st != MZ_OK && t.folder.log)
     fprintf(t.folder.log, "%s\n", mz_error_last());

@@ -25,7 +25,7 @@ struct mz_ckpt {
   char *path;
   bool one_file;
   mz_ckpt_state_t state;
-  char *config, *client_state;
+  char *config, *client_state, *tuning;
   char save_id[MZ_SAVE_ID_BYTES];
   bool has[MZ_CKPT_NUM_PARTS];
 

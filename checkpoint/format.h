@@ -10,10 +10,11 @@
  *
  * checkpoint.h5: a user block of 512 bytes with the sum of the rest of the file
  * as text; attributes format = "moezero checkpoint", version, save_id, step,
- * updates, sampler_position, seed, ranks; texts `config`, `client_state`;
- * tables `tensors`, `files` {name, bytes, sum} and `sources` {file, tensor,
- * offset, length, position}, sorted by (tensor, offset); group `model` with a
- * virtual dataset a tensor.
+ * updates, sampler_position, seed, ranks; texts `config`, `client_state` and
+ * `tuning` (of the run's choices of algorithms; not in older files); tables
+ * `tensors`, `files` {name, bytes, sum} and `sources` {file, tensor, offset,
+ * length, position}, sorted by (tensor, offset); group `model` with a virtual
+ * dataset a tensor.
  *
  * A save_id is drawn for every save: a file of another one is recognised.
  *

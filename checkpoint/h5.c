@@ -208,6 +208,11 @@ mz_status_t mz_h5_read_text(const mz_h5_t *h5, const char *name,
   return st;
 }
 
+bool mz_h5_has(const mz_h5_t *h5, const char *name)
+{
+  return H5Lexists(h5->file, name, H5P_DEFAULT) > 0;
+}
+
 typedef struct column {
   const char *name;
   size_t at;

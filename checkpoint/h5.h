@@ -53,6 +53,9 @@ mz_status_t mz_h5_write_text(const mz_h5_t *h5, const char *name,
 mz_status_t mz_h5_read_text(const mz_h5_t *h5, const char *name,
                             char **text_out);
 
+/** Whether there is a dataset of this name. */
+bool mz_h5_has(const mz_h5_t *h5, const char *name);
+
 /** Types of a row; -1 on failure. */
 hid_t mz_h5_tensor_type(void);
 hid_t mz_h5_file_type(void);

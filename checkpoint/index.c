@@ -83,8 +83,13 @@ static mz_status_t read_master(const mz_h5_t *h5, mz_ckpt_t *c)
   MZ_TRY(mz_h5_get_i64(h5, "sampler_position", &c->state.sampler_position));
   MZ_TRY(mz_h5_read_text(h5, "config", &c->config));
   MZ_TRY(mz_h5_read_text(h5, "client_state", &c->client_state));
+  if (mz_h5_has(h5, "tuning"))
+    MZ_TRY(mz_h5_read_text(h5, "tuning", &c->tuning));
+  else
+    MZ_TRY(mz_string_copy("", &c->tuning));
   c->state.config = c->config;
   c->state.client_state = c->client_state;
+  c->state.tuning = c->tuning;
   MZ_TRY(mz_h5_read_table(h5, "tensors", mz_h5_tensor_type(),
                           sizeof *c->tensors, &c->num_tensors,
                           (void **)&c->tensors));

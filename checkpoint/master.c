@@ -39,6 +39,7 @@ static mz_status_t write_state(const master_t *m)
   MZ_TRY(mz_h5_write_text(&m->h5, "config", s->config));
   MZ_TRY(mz_h5_write_text(&m->h5, "client_state",
                           s->client_state ? s->client_state : ""));
+  MZ_TRY(mz_h5_write_text(&m->h5, "tuning", s->tuning ? s->tuning : ""));
   MZ_TRY(mz_h5_write_table(&m->h5, "tensors", mz_h5_tensor_type(),
                            m->head->num_tensors, m->head->tensors));
   MZ_TRY(mz_h5_write_table(&m->h5, "files", mz_h5_file_type(), m->head->ranks,

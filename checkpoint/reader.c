@@ -110,6 +110,7 @@ void mz_ckpt_close(mz_ckpt_t **ckpt)
   mz_free(c->tensors);
   mz_free(c->config);
   mz_free(c->client_state);
+  mz_free(c->tuning);
   mz_free(c->path);
   mz_free(c);
   *ckpt = NULL;

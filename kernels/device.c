@@ -122,6 +122,12 @@ mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
   return MZ_TRACE(device->ops->stream_wait(device, stream, event));
 }
 
+mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
+                                const volatile uint32_t *flag, uint32_t value)
+{
+  return MZ_TRACE(device->ops->stream_wait_flag(device, stream, flag, value));
+}
+
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out)
 {
   *event_out = NULL;
@@ -171,4 +177,27 @@ mz_status_t mz_device_fill(const mz_device_t *device, void *dst, int byte,
 mz_status_t mz_device_used(const mz_device_t *device, int64_t *bytes_out)
 {
   return MZ_TRACE(device->ops->used(device, bytes_out));
+}
+
+mz_status_t mz_timer_create(const mz_device_t *device, mz_timer_t *timer_out)
+{
+  *timer_out = NULL;
+  return MZ_TRACE(device->ops->timer_create(device, timer_out));
+}
+
+void mz_timer_destroy(const mz_device_t *device, mz_timer_t timer)
+{
+  if (timer) device->ops->timer_destroy(device, timer);
+}
+
+mz_status_t mz_timer_mark(const mz_device_t *device, mz_timer_t timer,
+                          mz_stream_t stream)
+{
+  return MZ_TRACE(device->ops->timer_mark(device, timer, stream));
+}
+
+mz_status_t mz_timer_elapsed(const mz_device_t *device, mz_timer_t from,
+                             mz_timer_t to, double *ms_out)
+{
+  return MZ_TRACE(device->ops->timer_elapsed(device, from, to, ms_out));
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * Where a backend computes: its memory, its streams and events. The CPU has one
- * device, whose work is done when a call returns: its streams are NULL, its
- * events are always done, its two kinds of memory are the same.
+ * Where a backend computes: its memory, its streams, events and timers. The CPU
+ * has one device, whose work is done when a call returns: its streams are NULL,
+ * its events are always done, its timers read the clock, its two kinds of
+ * memory are the same.
  *
  * *Backend memory* is what kernels read and write; *host memory* of a device is
  * what the host reads and writes and the device copies fast (pinned). Copies,
@@ -21,6 +22,7 @@
 #include <stdbool.h>
 
 typedef void *mz_event_t; /* a place in a stream's work */
+typedef void *mz_timer_t; /* the moment when a stream came to a place */
 
 typedef struct mz_device mz_device_t;
 
@@ -50,6 +52,9 @@ typedef struct mz_device_ops {
   mz_status_t (*event_wait)(const mz_device_t *device, mz_event_t event);
   mz_status_t (*stream_wait)(const mz_device_t *device, mz_stream_t stream,
                              mz_event_t event);
+  mz_status_t (*stream_wait_flag)(const mz_device_t *device, mz_stream_t stream,
+                                  const volatile uint32_t *flag,
+                                  uint32_t value);
   mz_status_t (*copy)(const mz_device_t *device, void *dst, const void *src,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*upload)(const mz_device_t *device, void *dst, const void *src,
@@ -57,6 +62,12 @@ typedef struct mz_device_ops {
   mz_status_t (*fill)(const mz_device_t *device, void *dst, int byte,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*used)(const mz_device_t *device, int64_t *bytes_out);
+  mz_status_t (*timer_create)(const mz_device_t *device, mz_timer_t *timer_out);
+  void (*timer_destroy)(const mz_device_t *device, mz_timer_t timer);
+  mz_status_t (*timer_mark)(const mz_device_t *device, mz_timer_t timer,
+                            mz_stream_t stream);
+  mz_status_t (*timer_elapsed)(const mz_device_t *device, mz_timer_t from,
+                               mz_timer_t to, double *ms_out);
 } mz_device_ops_t;
 
 struct mz_device {
@@ -102,6 +113,12 @@ mz_status_t mz_stream_synchronize(const mz_device_t *device,
 mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
                            mz_event_t event);
 
+/** Later work of @p stream starts when the host has written @p value, or a
+ * number up to 2^31 after it, to @p flag in host memory of the device. On the
+ * CPU MZ_ERR_UNSUPPORTED: nothing waits but the host. */
+mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
+                                const volatile uint32_t *flag, uint32_t value);
+
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out);
 void mz_event_destroy(const mz_device_t *device, mz_event_t event);
 mz_status_t mz_event_record(const mz_device_t *device, mz_event_t event,
@@ -126,5 +143,16 @@ mz_status_t mz_device_fill(const mz_device_t *device, void *dst, int byte,
 
 /** Bytes in use on the card by anybody; on the CPU 0. */
 mz_status_t mz_device_used(const mz_device_t *device, int64_t *bytes_out);
+
+/** @return MZ_OK, MZ_ERR_NOMEM, MZ_ERR_CUDA. */
+mz_status_t mz_timer_create(const mz_device_t *device, mz_timer_t *timer_out);
+void mz_timer_destroy(const mz_device_t *device, mz_timer_t timer);
+/** Takes the time when the work that the stream has now is done. */
+mz_status_t mz_timer_mark(const mz_device_t *device, mz_timer_t timer,
+                          mz_stream_t stream);
+/** Milliseconds from one mark to a later one of the same stream; waits until
+ * the later one is there. */
+mz_status_t mz_timer_elapsed(const mz_device_t *device, mz_timer_t from,
+                             mz_timer_t to, double *ms_out);
 
 #endif

@@ -37,7 +37,8 @@ mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
   MZ_REQUIRE(ops, MZ_ERR_UNSUPPORTED, "backend %s does not compute in dtype %d",
              opts->device->ops->name, (int)opts->dtype);
   MZ_TRY_GOTO(st, mz_new(1, "kernels", &kernels), done);
-  kernels->ops = ops;
+  kernels->ops = opts->spans ? mz_spans_table(opts->spans, ops) : ops;
+  kernels->spans = opts->spans;
   kernels->device = opts->device;
   kernels->deterministic = opts->deterministic;
   kernels->dtype = opts->dtype;
@@ -57,4 +58,24 @@ void mz_kernels_destroy(mz_kernels_t **kernels)
   if ((*kernels)->ops->destroy) (*kernels)->ops->destroy(*kernels);
   mz_free(*kernels);
   *kernels = NULL;
+}
+
+mz_status_t mz_kernels_tune(const mz_kernels_t *kernels, bool on)
+{
+  if (!kernels->ops->tune) return MZ_OK;
+  return MZ_TRACE(kernels->ops->tune(kernels, on));
+}
+
+mz_status_t mz_kernels_tuning_text(const mz_kernels_t *kernels, char **text_out)
+{
+  *text_out = NULL;
+  if (!kernels->ops->tuning_text) return MZ_TRACE(mz_string_copy("", text_out));
+  return MZ_TRACE(kernels->ops->tuning_text(kernels, text_out));
+}
+
+mz_status_t mz_kernels_take_tuning(const mz_kernels_t *kernels,
+                                   const char *text)
+{
+  if (!kernels->ops->take_tuning || text[0] == '\0') return MZ_OK;
+  return MZ_TRACE(kernels->ops->take_tuning(kernels, text));
 }

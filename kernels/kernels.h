@@ -16,6 +16,7 @@
 #include "kernels/linear.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
+#include "kernels/spans.h"
 
 #include <moezero/status.h>
 
@@ -61,11 +62,23 @@
   MZ_KERNEL_MOE_LIST(X)                                                        \
   MZ_KERNEL_OPTIM_LIST(X)
 
+/* Operations by number. */
+enum {
+#define MZ_KERNEL_NUMBER_(op, args) MZ_KERNEL_##op,
+  MZ_KERNEL_LIST(MZ_KERNEL_NUMBER_)
+#undef MZ_KERNEL_NUMBER_
+      MZ_NUM_KERNELS
+};
+
 typedef struct mz_kernels_ops {
   const char *name; /* "/cpu" */
   /* The backend's own state; NULL: it has none. */
   mz_status_t (*create)(mz_kernels_t *kernels);
   void (*destroy)(mz_kernels_t *kernels);
+  /* Its choice of algorithms; NULL: it has none to make. */
+  mz_status_t (*tune)(const mz_kernels_t *kernels, bool on);
+  mz_status_t (*tuning_text)(const mz_kernels_t *kernels, char **text_out);
+  mz_status_t (*take_tuning)(const mz_kernels_t *kernels, const char *text);
 #define MZ_KERNEL_MEMBER_(op, args)                                            \
   mz_status_t (*(op))(const mz_kernels_t *kernels, const args *a,              \
                       mz_stream_t stream);
@@ -80,7 +93,8 @@ struct mz_kernels {
   mz_dtype_t dtype; /* of activations and weights */
   char *workspace;
   int64_t workspace_bytes;
-  void *state; /* the backend's own */
+  void *state;       /* the backend's own */
+  mz_spans_t *spans; /* NULL: operations are not timed */
 };
 
 typedef struct mz_kernels_opts {
@@ -94,6 +108,7 @@ typedef struct mz_kernels_opts {
      least one row, or one sequence where an operation works on sequences. */
   void *workspace;
   int64_t workspace_bytes;
+  mz_spans_t *spans; /* times each operation; borrowed until destroy; or NULL */
 } mz_kernels_opts_t;
 
 /** @return MZ_OK, MZ_ERR_ARG (no device), MZ_ERR_UNSUPPORTED (no such dtype
@@ -101,5 +116,34 @@ typedef struct mz_kernels_opts {
 mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,
                               mz_kernels_t **kernels_out);
 void mz_kernels_destroy(mz_kernels_t **kernels);
+
+/**
+ * A backend may have several algorithms for an operation, of which the fastest
+ * is found by timing. While tuning is on, each shape's first use does that, on
+ * the real operands: it waits for the stream, and results stay right. Off (the
+ * start): choices not made yet are guesses, the same ones every time. A backend
+ * without choices does nothing. Not collective. @return MZ_OK, MZ_ERR_CUDA.
+ */
+mz_status_t mz_kernels_tune(const mz_kernels_t *kernels, bool on);
+
+/**
+ * The choices made so far, lines of text; "" where the backend has none to
+ * make. On one model of device, with one version of its libraries, equal
+ * choices give equal bits.
+ * @param[out] text_out  Owned by the caller (mz_free).
+ * @return MZ_OK, MZ_ERR_NOMEM.
+ */
+mz_status_t mz_kernels_tuning_text(const mz_kernels_t *kernels,
+                                   char **text_out);
+
+/**
+ * Takes the choices of such a text over those made so far; they stay while
+ * tuning is on. "" and a backend without choices: nothing is done.
+ * @return MZ_OK, MZ_ERR_UNSUPPORTED (of another device model or library
+ * version; nothing is taken), MZ_ERR_ARG (not such a text; with the line),
+ * MZ_ERR_FIT (too many choices).
+ */
+mz_status_t mz_kernels_take_tuning(const mz_kernels_t *kernels,
+                                   const char *text);
 
 #endif

@@ -55,6 +55,7 @@ typedef struct mz_ckpt_state {
   uint64_t seed;
   const char *config;       /* its text */
   const char *client_state; /* the application's text; NULL: "" */
+  const char *tuning;       /* mz_engine_tuning_text; NULL: "" */
 } mz_ckpt_state_t;
 
 typedef struct mz_ckpt_save_opts {

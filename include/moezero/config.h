@@ -159,8 +159,15 @@ typedef struct mz_train_config {
   double max_minutes; /* 0: no limit; stops after the step that passes it */
 } mz_train_config_t;
 
+/** Who waits for a message that kernels read. */
+typedef enum mz_wait {
+  MZ_WAIT_HOST,
+  MZ_WAIT_STREAM /* the GPU's stream: the host goes on */
+} mz_wait_t;
+
 typedef struct mz_comm_config {
   bool thread;
+  mz_wait_t wait;
   int64_t piece_bytes;
 } mz_comm_config_t;
 
@@ -191,6 +198,7 @@ typedef struct mz_debug_config {
   int32_t num_label_mask;
   bool sample_ids;
   int64_t count_limit; /* elements an MPI call takes; 0: no limit of ours */
+  bool staged;         /* messages go through host memory */
 } mz_debug_config_t;
 
 /** Everything resolved but the batch arithmetic, which needs the ranks. */

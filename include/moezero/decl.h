@@ -149,7 +149,7 @@ typedef mz_status_t (*mz_compute_fn)(const struct mz_call *call, void *self);
 enum { MZ_STEP_MAX_REFS = 16 };
 
 typedef struct mz_compute_opts {
-  const char *name; /* for messages; borrowed until mz_decl_destroy */
+  const char *name; /* for messages and times; borrowed until mz_decl_destroy */
   mz_compute_fn fn;
   int32_t modes;                     /* MZ_IN_TRAIN | MZ_IN_EVAL, 0: both */
   int32_t reads[MZ_STEP_MAX_REFS];   /* buffers, num_reads of them */

@@ -62,6 +62,12 @@ typedef struct mz_step_result {
   int64_t tokens;            /* over all ranks */
   double min_gap;     /* smallest gate gap: k-th against (k+1)-th logit */
   double ms, wait_ms; /* of this rank: whole step, waiting for messages */
+  /* wall_clock_breakdown: milliseconds of this rank's device by part; else
+     none. "<compute step>.<operation>", "bulk" and "update" for what is no
+     layer's, "message.<kind>" while only a message is waited for, "gaps" for
+     the rest; they add up to the step. */
+  int32_t num_parts;
+  const mz_named_number_t *parts_ms; /* borrowed until the next call */
   int32_t num_moes;
   const mz_moe_result_t *moes; /* borrowed until the next call */
 } mz_step_result_t;
@@ -136,9 +142,35 @@ mz_status_t mz_engine_write(mz_engine_t *engine, int32_t tensor,
 int64_t mz_engine_steps(const mz_engine_t *engine);
 void mz_engine_set_steps(mz_engine_t *engine, int64_t steps);
 
+/**
+ * On a GPU the first step of an engine finds the fastest algorithms by timing,
+ * and the ranks agree on them. With the same choices, on the same model of GPU
+ * and versions of libraries, a run repeats its bits; so a run that goes on
+ * takes the table of the one before. The CPU has no choices: nothing is done.
+ *
+ * Takes a table before the first step, which then times nothing. Collective.
+ * @param text  Of mz_engine_tuning_text; "": there is none.
+ * @return MZ_OK, MZ_ERR_UNSUPPORTED (of another GPU or library version: the
+ * first step makes a new one), MZ_ERR_ARG (not such a text).
+ */
+mz_status_t mz_engine_take_tuning(mz_engine_t *engine, const char *text);
+
+/** The table so far, the same choices on all ranks once the first step is done;
+ * "" on the CPU. Not collective.
+ * @param[out] text_out  Owned by the caller: mz_config_free_text. */
+mz_status_t mz_engine_tuning_text(const mz_engine_t *engine, char **text_out);
+
 /* Not collective, borrowed until destroy. */
 const struct mz_plan *mz_engine_plan(const mz_engine_t *engine);
 struct mz_comm *mz_engine_comm(mz_engine_t *engine);
+/** Milliseconds of this rank in the parts of mz_engine_create. */
+typedef struct mz_start_times {
+  double plan_ms;   /* plan and communicators */
+  double device_ms; /* the device is opened, its memory allocated */
+  double values_ms; /* initial weights are made and gathered */
+  double warm_ms;   /* the warm pass */
+} mz_start_times_t;
+const mz_start_times_t *mz_engine_start_times(const mz_engine_t *engine);
 /** What this rank computes on, for a log: "CPU" or the GPU's name, borrowed.
  * @param[out] sharing  Ranks on the same device, this one included. */
 const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing);

@@ -70,6 +70,12 @@ typedef struct mz_hyper {
   double weight_decay; /* >= 0 */
 } mz_hyper_t;
 
+/** A number with a name: milliseconds of a part, bytes of a category. */
+typedef struct mz_named_number {
+  const char *name; /* letters, digits, '_' and '.' only */
+  double value;
+} mz_named_number_t;
+
 /** The two backends by name; "auto" takes CUDA where a GPU is found. */
 #define MZ_BACKEND_CPU "/cpu"
 #define MZ_BACKEND_CUDA "/cuda"

@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 static mz_status_t count(int *count_out)
 {
@@ -110,6 +111,18 @@ static mz_status_t stream_wait(const mz_device_t *device, mz_stream_t stream,
   return MZ_OK;
 }
 
+static mz_status_t stream_wait_flag(const mz_device_t *device,
+                                    mz_stream_t stream,
+                                    const volatile uint32_t *flag,
+                                    uint32_t value)
+{
+  (void)device;
+  (void)stream;
+  (void)flag;
+  (void)value;
+  MZ_FAIL(MZ_ERR_UNSUPPORTED, "the CPU has no stream that waits");
+}
+
 static mz_status_t copy(const mz_device_t *device, void *dst, const void *src,
                         int64_t bytes, mz_stream_t stream)
 {
@@ -135,6 +148,37 @@ static mz_status_t used(const mz_device_t *device, int64_t *bytes_out)
   return MZ_OK;
 }
 
+static mz_status_t create_timer(const mz_device_t *device,
+                                mz_timer_t *timer_out)
+{
+  struct timespec *timer;
+
+  (void)device;
+  MZ_TRY(mz_new(1, "timer", &timer));
+  *timer_out = timer;
+  return MZ_OK;
+}
+
+static mz_status_t mark_timer(const mz_device_t *device, mz_timer_t timer,
+                              mz_stream_t stream)
+{
+  (void)device;
+  (void)stream;
+  clock_gettime(CLOCK_MONOTONIC, timer);
+  return MZ_OK;
+}
+
+static mz_status_t elapsed(const mz_device_t *device, mz_timer_t from,
+                           mz_timer_t to, double *ms_out)
+{
+  const struct timespec *a = from, *b = to;
+
+  (void)device;
+  *ms_out = 1e3 * (double)(b->tv_sec - a->tv_sec) +
+            1e-6 * (double)(b->tv_nsec - a->tv_nsec);
+  return MZ_OK;
+}
+
 const mz_device_ops_t mz_device_ops_cpu = {.name = MZ_BACKEND_CPU,
                                            .is_host = true,
                                            .count = count,
@@ -154,7 +198,12 @@ const mz_device_ops_t mz_device_ops_cpu = {.name = MZ_BACKEND_CPU,
                                            .event_done = event_done,
                                            .event_wait = event_wait,
                                            .stream_wait = stream_wait,
+                                           .stream_wait_flag = stream_wait_flag,
                                            .copy = copy,
                                            .upload = copy,
                                            .fill = fill,
-                                           .used = used};
+                                           .used = used,
+                                           .timer_create = create_timer,
+                                           .timer_destroy = free_memory,
+                                           .timer_mark = mark_timer,
+                                           .timer_elapsed = elapsed};

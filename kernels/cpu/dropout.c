@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/random.h"
 #include "kernels/cpu/rows.h"
 #include "kernels/cpu/simd.h"
 
@@ -33,14 +34,6 @@ uint64_t mz_dropout_first(const mz_dropout_t *dropout, int64_t row,
          (uint64_t)width;
 }
 
-MZ_CLONES static void draw_blocks(const mz_random_t *random, uint64_t first,
-                                  int n, uint32_t *restrict words)
-{
-#pragma omp simd
-  for (int i = 0; i < n; i++)
-    mz_philox_block(random, first + (uint64_t)i, words + 4 * i);
-}
-
 /* uniform(bits) >= p, in integers: both sides are multiples of 2^-24 once p is
  * rounded up to one. */
 MZ_CLONES static void choose(const uint32_t *restrict words, uint32_t threshold,
@@ -59,7 +52,7 @@ void mz_dropout_mask(const mz_dropout_t *dropout, uint64_t first, int64_t n,
   int64_t skip = (int64_t)(first % 4);
 
   MZ_ASSERT(n <= MZ_MASK_COLUMNS);
-  draw_blocks(&dropout->random, block, (int)mz_div_up(skip + n, 4), words);
+  mz_cpu_draw(&dropout->random, block, (int)mz_div_up(skip + n, 4), words);
   choose(words + skip, (uint32_t)ceil(dropout->p * 0x1p24),
          (float)(1.0 / (1.0 - dropout->p)), mask, n);
 }

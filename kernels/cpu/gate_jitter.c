@@ -5,10 +5,9 @@
 #include "kernels/cpu/gate.h"
 
 #include "base/alloc.h"
-#include "kernels/cpu/clones.h"
+#include "kernels/cpu/random.h"
 
 #include <cblas.h>
-#include <string.h>
 
 enum { ROWS = 64, COLUMNS = 256, BLOCKS = COLUMNS / 4 + 1 };
 
@@ -17,17 +16,13 @@ typedef struct tile {
   int64_t first, rows, column, columns;
 } tile_t;
 
-MZ_CLONES
 static void make_factors(const mz_random_t *random, float jitter,
-                         uint64_t number, int n, float *restrict factors)
+                         uint64_t number, int n, float *factors)
 {
   uint32_t words[4 * BLOCKS];
   int skip = (int)(number % 4);
 
-#pragma omp simd
-  for (int i = 0; i < (skip + n + 3) / 4; i++)
-    mz_philox_block(random, number / 4 + (uint64_t)i, words + 4 * i);
-#pragma omp simd
+  mz_cpu_draw(random, number / 4, (skip + n + 3) / 4, words);
   for (int i = 0; i < n; i++)
     factors[i] = 1.0f + jitter * (2.0f * mz_uniform_of(words[skip + i]) - 1.0f);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table of the "/cuda" backend and its state. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/cuda/products.h"
 
 static void state_destroy(mz_kernels_t *kernels)
 {
@@ -37,8 +38,31 @@ extern "C" mz_status_t mz_cuda_kernels_create(mz_kernels_t *kernels)
   return st;
 }
 
+/* --- choices: only products have some --- */
+
+static mz_status_t tune(const mz_kernels_t *kernels, bool on)
+{
+  return MZ_TRACE(mz_cuda_products_tune(mz_cuda_products_of(kernels), on));
+}
+
+static mz_status_t tuning_text(const mz_kernels_t *kernels, char **text_out)
+{
+  return MZ_TRACE(
+      mz_cuda_products_export(mz_cuda_products_of(kernels), text_out));
+}
+
+static mz_status_t take_tuning(const mz_kernels_t *kernels, const char *text)
+{
+  return MZ_TRACE(mz_cuda_products_import(mz_cuda_products_of(kernels), text));
+}
+
 extern "C" const mz_kernels_ops_t mz_kernels_ops_cuda = {
-    MZ_BACKEND_CUDA, mz_cuda_kernels_create, mz_cuda_kernels_destroy,
+    MZ_BACKEND_CUDA,
+    mz_cuda_kernels_create,
+    mz_cuda_kernels_destroy,
+    tune,
+    tuning_text,
+    take_tuning,
 #define MZ_KERNEL_ROW_(op, args) mz_k_##op##_cuda,
     MZ_KERNEL_LIST(MZ_KERNEL_ROW_)
 #undef MZ_KERNEL_ROW_

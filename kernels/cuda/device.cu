@@ -2,6 +2,7 @@
 /* A GPU as a device: memory, streams, events. Contracts: kernels/device.h. */
 #include "kernels/cuda/cuda.h"
 
+#include <cuda.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -184,11 +185,64 @@ static mz_status_t event_wait(const mz_device_t *device, mz_event_t event)
   return MZ_OK;
 }
 
+static mz_status_t create_timer(const mz_device_t *device,
+                                mz_timer_t *timer_out)
+{
+  cudaEvent_t event;
+
+  (void)device;
+  MZ_CUDA(cudaEventCreate(&event));
+  *timer_out = event;
+  return MZ_OK;
+}
+
+static mz_status_t elapsed(const mz_device_t *device, mz_timer_t from,
+                           mz_timer_t to, double *ms_out)
+{
+  float ms;
+
+  (void)device;
+  MZ_CUDA(cudaEventSynchronize((cudaEvent_t)to));
+  MZ_CUDA(cudaEventElapsedTime(&ms, (cudaEvent_t)from, (cudaEvent_t)to));
+  *ms_out = ms;
+  return MZ_OK;
+}
+
 static mz_status_t stream_wait(const mz_device_t *device, mz_stream_t stream,
                                mz_event_t event)
 {
   (void)device;
   MZ_CUDA(cudaStreamWaitEvent(mz_cuda_stream(stream), (cudaEvent_t)event, 0));
+  return MZ_OK;
+}
+
+/* The driver's function: libcuda is there only where a driver is. */
+typedef CUresult (*wait_value_t)(CUstream, CUdeviceptr, cuuint32_t,
+                                 unsigned int);
+
+static mz_status_t stream_wait_flag(const mz_device_t *device,
+                                    mz_stream_t stream,
+                                    const volatile uint32_t *flag,
+                                    uint32_t value)
+{
+  static wait_value_t wait_value;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+  void *there = NULL, *function = NULL;
+  CUresult result;
+
+  (void)device;
+  if (!wait_value) {
+    MZ_CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function,
+                                             12000, cudaEnableDefault, &found));
+    MZ_REQUIRE(function && found == cudaDriverEntryPointSuccess,
+               MZ_ERR_UNSUPPORTED, "this driver has no cuStreamWaitValue32");
+    wait_value = (wait_value_t)function;
+  }
+  MZ_CUDA(cudaHostGetDevicePointer(&there, (void *)flag, 0));
+  result = wait_value((CUstream)stream, (CUdeviceptr)there, value,
+                      CU_STREAM_WAIT_VALUE_GEQ);
+  MZ_REQUIRE(result == CUDA_SUCCESS, MZ_ERR_CUDA,
+             "cuStreamWaitValue32: error %d", (int)result);
   return MZ_OK;
 }
 
@@ -249,9 +303,32 @@ static mz_status_t fill(const mz_device_t *device, void *dst, int byte,
   return MZ_OK;
 }
 
-extern "C" const mz_device_ops_t mz_device_ops_cuda = {
-    MZ_BACKEND_CUDA, false,          count_devices, open_device,  close_device,
-    attach,          alloc,          free_memory,   alloc_host,   free_host,
-    stream_create,   stream_destroy, synchronize,   event_create, event_destroy,
-    event_record,    event_done,     event_wait,    stream_wait,  copy,
-    upload,          fill,           used};
+/* A timer is an event that keeps the time. */
+extern "C" const mz_device_ops_t mz_device_ops_cuda = {MZ_BACKEND_CUDA,
+                                                       false,
+                                                       count_devices,
+                                                       open_device,
+                                                       close_device,
+                                                       attach,
+                                                       alloc,
+                                                       free_memory,
+                                                       alloc_host,
+                                                       free_host,
+                                                       stream_create,
+                                                       stream_destroy,
+                                                       synchronize,
+                                                       event_create,
+                                                       event_destroy,
+                                                       event_record,
+                                                       event_done,
+                                                       event_wait,
+                                                       stream_wait,
+                                                       stream_wait_flag,
+                                                       copy,
+                                                       upload,
+                                                       fill,
+                                                       used,
+                                                       create_timer,
+                                                       event_destroy,
+                                                       event_record,
+                                                       elapsed};

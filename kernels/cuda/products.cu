@@ -374,7 +374,7 @@ static mz_status_t choose(mz_cuda_products_t *products, const mz_product_t *p,
   int32_t at = mz_cuda_product_find(products, &key);
   int found = 0;
 
-  if (at >= 0) {
+  if (at >= 0 && (products->choices[at].timed || !products->tune)) {
     *choice = products->choices[at];
     return MZ_OK;
   }

@@ -72,6 +72,7 @@ typedef enum mz_product_form {
 typedef struct mz_product_choice {
   mz_product_key_t key;
   mz_product_form_t form;
+  bool timed; /* or imported: it stays */
   cublasLtMatmulAlgo_t algo;
 } mz_product_choice_t;
 
@@ -160,7 +161,7 @@ int32_t mz_cuda_product_find(const mz_cuda_products_t *products,
 /** Adds or replaces. @return false: the table is full. */
 bool mz_cuda_product_keep(mz_cuda_products_t *products,
                           const mz_product_choice_t *choice);
-/** Fills algo and form by timing. */
+/** Fills algo and form by timing, and the mark. */
 mz_status_t mz_cuda_product_tune(mz_cuda_products_t *products,
                                  const mz_product_t *p,
                                  const mz_product_place_t *place,

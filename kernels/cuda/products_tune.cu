@@ -113,6 +113,7 @@ mz_status_t mz_cuda_product_tune(mz_cuda_products_t *products,
   float best = 0, ms;
   int found;
 
+  choice->timed = true;
   choice->form = MZ_FORM_PARTS;
   MZ_TRY(mz_cuda_product_search(products, p, choice->key.bucket, place, algos,
                                 MZ_PRODUCTS_CANDIDATES, &found));
@@ -143,14 +144,18 @@ mz_status_t mz_cuda_product_tune(mz_cuda_products_t *products,
 
 /* --- text --- */
 
+/* How a choice was made; begins its line. */
+static const char MARK_TIMED = 't', MARK_GUESSED = 'g';
+
 static int print_choice(const mz_product_choice_t *choice, char *line)
 {
   const mz_product_key_t *key = &choice->key;
-  int n = snprintf(line, LINE_CHARS,
-                   "%" PRIu32 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
-                   " %" PRIx32 " %d ",
-                   key->kind, key->n, key->k, key->ldn, key->bucket, key->flags,
-                   (int)choice->form);
+  int n =
+      snprintf(line, LINE_CHARS,
+               "%c %" PRIu32 " %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+               " %" PRIx32 " %d ",
+               choice->timed ? MARK_TIMED : MARK_GUESSED, key->kind, key->n,
+               key->k, key->ldn, key->bucket, key->flags, (int)choice->form);
 
   for (int i = 0; i < ALGO_WORDS; i++)
     n += snprintf(line + n, (size_t)(LINE_CHARS - n), "%016" PRIx64,
@@ -178,20 +183,23 @@ static bool read_choice(const char *line, mz_product_choice_t *choice)
 {
   mz_product_key_t *key = &choice->key;
   int form = -1, at = 0;
+  char mark = 0;
 
   memset(choice, 0, sizeof *choice);
   sscanf(line,
-         "%" SCNu32 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNx32
-         " %d %n",
-         &key->kind, &key->n, &key->k, &key->ldn, &key->bucket, &key->flags,
-         &form, &at);
-  if (at == 0 || (form != MZ_FORM_WHOLE && form != MZ_FORM_PARTS)) return false;
+         "%c %" SCNu32 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64
+         " %" SCNx32 " %d %n",
+         &mark, &key->kind, &key->n, &key->k, &key->ldn, &key->bucket,
+         &key->flags, &form, &at);
+  if (at == 0 || (mark != MARK_TIMED && mark != MARK_GUESSED)) return false;
+  if (form != MZ_FORM_WHOLE && form != MZ_FORM_PARTS) return false;
+  choice->timed = true;
   choice->form = (mz_product_form_t)form;
   for (int i = 0; i < ALGO_WORDS; i++, at += 16)
     if (sscanf(line + at, "%16" SCNx64, &choice->algo.data[i]) != 1 ||
         strspn(line + at, "0123456789abcdef") < 16)
       return false;
-  return line[at] == '\n' || line[at] == '\0';
+  return line[at] == '\0';
 }
 
 extern "C" mz_status_t mz_cuda_products_import(mz_cuda_products_t *products,
@@ -201,6 +209,7 @@ extern "C" mz_status_t mz_cuda_products_import(mz_cuda_products_t *products,
   size_t version = 0;
   int capability = 0, number = 1;
   const char *line;
+  char copy[LINE_CHARS]; /* sscanf looks for the end of what it reads */
 
   MZ_REQUIRE(sscanf(text, "cublaslt %zu sm %d", &version, &capability) == 2,
              MZ_ERR_ARG, "not a table of products: %.40s", text);
@@ -213,8 +222,9 @@ extern "C" mz_status_t mz_cuda_products_import(mz_cuda_products_t *products,
   for (line = strchr(text, '\n'); line && line[1]; line = strchr(line, '\n')) {
     line++;
     number++;
-    MZ_REQUIRE(read_choice(line, &choice), MZ_ERR_ARG,
-               "table of products, line %d: %.60s", number, line);
+    snprintf(copy, sizeof copy, "%.*s", (int)strcspn(line, "\n"), line);
+    MZ_REQUIRE(read_choice(copy, &choice), MZ_ERR_ARG,
+               "table of products, line %d: %.60s", number, copy);
     MZ_REQUIRE(mz_cuda_product_keep(products, &choice), MZ_ERR_FIT,
                "table of products: more than %d choices",
                (int)MZ_PRODUCTS_ENTRIES);

@@ -27,7 +27,7 @@
  * Devices: with a GPU (mz_comm_use_device) a message is ready when the work
  * that the device's stream had when it was posted is done. Buffers of a message
  * are host memory, or backend memory where it says so: those go to MPI as they
- * are.
+ * are, or through host memory where this MPI does not take them.
  *
  * Threads: one thread calls these functions. While a communicator with a thread
  * exists, the program makes no other MPI call, unless MPI was initialised with
@@ -51,9 +51,12 @@ typedef struct mz_comm_opts {
   bool thread;       /* a communication thread where there are other ranks; else
                         inline progress */
   double watchdog_s; /* > 0; 0: no watchdog */
+  bool staged;       /* tests: backend memory never goes to MPI as it is */
   /* Elements an MPI call may take, same on all ranks; 0: INT_MAX. A lower limit
      (tests: 7) sends every message pairwise, cut into calls of that many. */
   int64_t count_limit;
+  bool pairwise; /* every message pairwise: sends and receives, own block copied
+                    by the device; same on all ranks */
 } mz_comm_opts_t;
 
 /** Dups @p world and sets MPI_ERRORS_RETURN on the dup. Group 0 is the data
@@ -78,12 +81,20 @@ mz_status_t mz_comm_add_group(mz_comm_t *comm, const char *name,
 
 /**
  * From now on messages wait for the device's stream, and may lie in its memory.
- * A backend that is not the host's is tried with a real transfer. Collective;
- * no message may be under way. Borrowed until destroy.
- * @return MZ_OK, MZ_ERR_UNSUPPORTED (this MPI does not take its pointers),
+ * A backend that is not the host's is tried with a real transfer; where this
+ * MPI does not take its pointers, messages are staged in host memory that is
+ * allocated here. Collective; no message may be under way. The device is
+ * borrowed until destroy.
+ * @param bytes  Of the largest message of a lane in backend memory, either
+ * side, own block included; same on all ranks.
+ * @return MZ_OK, MZ_ERR_NOMEM, MZ_ERR_DATA (the transfer changed bytes),
  * MZ_ERR_CUDA, MZ_ERR_MPI.
  */
-mz_status_t mz_comm_use_device(mz_comm_t *comm, mz_device_t *device);
+mz_status_t mz_comm_use_device(mz_comm_t *comm, mz_device_t *device,
+                               const int64_t bytes[MZ_NUM_LANES]);
+
+/** Whether messages in backend memory go through host memory. */
+bool mz_comm_is_staged(const mz_comm_t *comm);
 
 /** This rank among those of its machine (shared memory). Collective; no message
  * may be under way. */
@@ -152,6 +163,15 @@ bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
  * on the rank that failed MZ_ERR_MPI, MZ_ERR_ARG, MZ_ERR_OVERFLOW or the code
  * of its bind. A zero ticket returns MZ_OK at once. */
 mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
+
+/**
+ * Work that the device's stream gets from now on starts when the message is
+ * done; the host goes on. For devices that are not the host's, with a thread.
+ * Before the first such wait every buffer has been in a message once: the first
+ * time opens it to the other ranks, which waits for the device.
+ * @return as mz_comm_wait as far as is known now, and MZ_ERR_CUDA.
+ */
+mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket);
 
 /**
  * While the ranks wait for a disk: an alarm is raised after @p factor >= 1

@@ -24,6 +24,14 @@ enum {
 
 #define MZ_TRY_MPI(call) MZ_TRY(mz_comm_mpi_status((call), #call))
 
+/** Where a message in backend memory stands that MPI cannot take from there. */
+typedef enum mz_stage {
+  MZ_STAGE_NONE, /* it goes as it is */
+  MZ_STAGE_OUT,  /* to host memory */
+  MZ_STAGE_WIRE,
+  MZ_STAGE_IN /* to its place */
+} mz_stage_t;
+
 /** A started message. The arrays are as long as the largest group, world. */
 typedef struct mz_flight {
   uint64_t number; /* 0: free */
@@ -33,8 +41,13 @@ typedef struct mz_flight {
   MPI_Request *requests; /* [2 W]: one; pairwise: receives, then sends */
   mz_event_t copied;     /* of the own part in backend memory */
   bool copying;          /* it is not done yet */
-  int *ints;             /* [4, W] counts and displacements; or indices */
-  int64_t *moved;        /* [2 W] pairwise: elements of the chunks so far */
+  mz_stage_t phase;
+  mz_msg_t staged;    /* what travels in its stead */
+  char *room;         /* [2, room_bytes] host memory: sent, received */
+  int64_t room_bytes; /* 0: MPI takes backend memory */
+  int64_t *blocks;    /* [4, W] counts and displacements of staged */
+  int *ints;          /* [4, W] counts and displacements; or indices */
+  int64_t *moved;     /* [2 W] pairwise: elements of the chunks so far */
 } mz_flight_t;
 
 typedef struct mz_slot {
@@ -95,6 +108,9 @@ struct mz_comm {
   mz_comm_opts_t opts;
   mz_device_t *device; /* NULL: messages are ready when they are posted */
   mz_stream_t stream;  /* of own copies in backend memory */
+  /* [lanes, MZ_RING] number of the last message of a slot that is done, as the
+     device's stream reads it: written by the progressing side */
+  volatile uint32_t *flags;
   int rank, size;
   MPI_Comm control;
   mz_comm_group_t *groups;
@@ -137,7 +153,17 @@ struct mz_comm {
 mz_status_t mz_comm_mpi_status(int code, const char *call);
 const char *mz_comm_lane_name(int lane);
 
-/* device.c: events and stream of a device. */
+/* staging.c: messages through host memory; progressing side but for the first
+ * two. */
+mz_status_t mz_staging_create(mz_comm_t *comm,
+                              const int64_t bytes[MZ_NUM_LANES]);
+void mz_staging_destroy(mz_comm_t *comm);
+mz_status_t mz_staging_out(mz_comm_t *comm, mz_flight_t *f, int size, int rank);
+mz_status_t mz_staging_in(mz_comm_t *comm, mz_flight_t *f, int size, int rank);
+
+/* device.c: events, stream and flags of a device. */
+/** Lets nothing wait on the stream any more. Any thread. */
+void mz_comm_raise_flags(mz_comm_t *comm);
 void mz_comm_leave_device(mz_comm_t *comm);
 
 /* queue.c */
@@ -160,5 +186,12 @@ void mz_watchdog_destroy(mz_comm_t *comm);
 void mz_watchdog_step(mz_comm_t *comm);
 /** Records the first failure and tells it to the other ranks. */
 void mz_watchdog_fail(mz_comm_t *comm, mz_status_t status, const char *text);
+
+/** The flag of a message, where there are flags. */
+static inline volatile uint32_t *mz_comm_flag(const mz_comm_t *comm, int lane,
+                                              uint64_t number)
+{
+  return comm->flags + (uint64_t)(unsigned)lane * MZ_RING + number % MZ_RING;
+}
 
 #endif

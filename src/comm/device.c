@@ -23,12 +23,16 @@ static mz_status_t make_events(mz_comm_t *comm)
     for (int i = 0; i < MZ_MAX_FLIGHT; i++)
       MZ_TRY(mz_event_create(comm->device, &ring->flights[i].copied));
   }
+  MZ_TRY(mz_device_alloc_host(
+      comm->device, MZ_NUM_LANES * MZ_RING * (int64_t)sizeof(uint32_t),
+      "flags of messages", (void **)&comm->flags));
   return MZ_TRACE(mz_stream_create(comm->device, &comm->stream));
 }
 
 void mz_comm_leave_device(mz_comm_t *comm)
 {
   if (!comm->device) return;
+  mz_staging_destroy(comm);
   for (int lane = 0; lane < MZ_NUM_LANES; lane++) {
     mz_ring_t *ring = &comm->rings[lane];
 
@@ -38,17 +42,41 @@ void mz_comm_leave_device(mz_comm_t *comm)
       mz_event_destroy(comm->device, ring->flights[i].copied);
   }
   mz_stream_destroy(comm->device, comm->stream);
+  mz_device_free_host(comm->device, (void *)comm->flags);
+  comm->flags = NULL;
   comm->device = NULL;
 }
 
-static mz_status_t ask_library(void)
+/* A wait is for at least its number, so any later one ends it. */
+void mz_comm_raise_flags(mz_comm_t *comm)
 {
+  for (int lane = 0; comm->flags && lane < MZ_NUM_LANES; lane++)
+    for (uint64_t i = 0; i < MZ_RING; i++)
+      *mz_comm_flag(comm, lane, i) =
+          (uint32_t)atomic_load(&comm->rings[lane].posted) + MZ_RING;
+}
+
+mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket)
+{
+
+  if (ticket.number == 0) return MZ_OK;
+  if (!comm->running || !comm->flags)
+    return MZ_TRACE(mz_comm_wait(comm, ticket));
+  return MZ_TRACE(
+      mz_stream_wait_flag(comm->device, comm->device->stream,
+                          mz_comm_flag(comm, (int)ticket.lane, ticket.number),
+                          (uint32_t)ticket.number));
+}
+
+/* Whether the library says so; the transfer then shows it. */
+static bool takes_memory(const mz_comm_t *comm)
+{
+  if (comm->opts.staged) return false;
 #if defined(OPEN_MPI) && defined(MPIX_CUDA_AWARE_SUPPORT)
-  MZ_REQUIRE(MPIX_Query_cuda_support() == 1, MZ_ERR_UNSUPPORTED,
-             "this Open MPI was built without CUDA, so it cannot send from a "
-             "GPU's memory; load one that was, or see ci/gpu-stack");
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return true;
 #endif
-  return MZ_OK;
 }
 
 /* One message around all ranks, from backend memory to backend memory. */
@@ -69,7 +97,7 @@ static mz_status_t try_transfer(mz_comm_t *comm, char *memory, char *host)
                         device->stream));
   MZ_TRY(mz_stream_synchronize(device, device->stream));
   for (int64_t i = 0; i < TRIAL_BYTES; i++)
-    MZ_REQUIRE(host[i] == before % 100 + 1, MZ_ERR_UNSUPPORTED,
+    MZ_REQUIRE(host[i] == before % 100 + 1, MZ_ERR_DATA,
                "MPI moved byte %" PRId64 " of GPU memory wrongly: found %d, "
                "sent was %d",
                i, host[i], before % 100 + 1);
@@ -81,11 +109,9 @@ static mz_status_t try_memory(mz_comm_t *comm)
 {
   mz_device_t *device = comm->device;
   void *memory = NULL, *host = NULL;
-  mz_status_t st = ask_library();
+  mz_status_t st = mz_device_alloc(device, 2 * (int64_t)TRIAL_BYTES,
+                                   "trial of MPI", &memory);
 
-  if (st == MZ_OK)
-    st = mz_device_alloc(device, 2 * (int64_t)TRIAL_BYTES, "trial of MPI",
-                         &memory);
   if (st == MZ_OK)
     st = mz_device_alloc_host(device, TRIAL_BYTES, "trial of MPI", &host);
   MZ_TRY_GOTO(st, mz_comm_agree(comm, st), done);
@@ -97,29 +123,41 @@ done:
   return st;
 }
 
-/* While the thread is stopped: agree makes progress inline. */
-static mz_status_t join_device(mz_comm_t *comm, mz_device_t *device)
+/* While the thread is stopped: agree makes progress inline. One rank whose MPI
+ * does not take the memory makes all of them stage. */
+static mz_status_t join_device(mz_comm_t *comm, mz_device_t *device,
+                               const int64_t bytes[MZ_NUM_LANES])
 {
+  int64_t all, any;
   mz_status_t st;
 
   comm->device = device;
   st = make_events(comm);
   if (st != MZ_OK) mz_comm_leave_device(comm);
   MZ_TRY(mz_comm_agree(comm, st));
-  return comm->size > 1 ? MZ_TRACE(try_memory(comm)) : MZ_OK;
+  if (comm->size == 1) return MZ_OK;
+  MZ_TRY(mz_comm_min_max(comm, takes_memory(comm), &all, &any));
+  if (all) return MZ_TRACE(try_memory(comm));
+  return MZ_TRACE(mz_comm_agree(comm, mz_staging_create(comm, bytes)));
 }
 
-mz_status_t mz_comm_use_device(mz_comm_t *comm, mz_device_t *device)
+mz_status_t mz_comm_use_device(mz_comm_t *comm, mz_device_t *device,
+                               const int64_t bytes[MZ_NUM_LANES])
 {
   mz_status_t st, resumed;
 
   MZ_REQUIRE(comm && device && !comm->device, MZ_ERR_ARG,
              "comm or device is NULL, or a device is in use already");
-  if (device->ops->is_host) return MZ_OK;
+  if (device->ops->is_host && !comm->opts.staged) return MZ_OK;
   mz_queue_pause(comm);
-  st = join_device(comm, device); /* the same on all ranks */
+  st = join_device(comm, device, bytes); /* the same on all ranks */
   resumed = mz_queue_resume(comm);
   return MZ_TRACE(st != MZ_OK ? st : resumed);
+}
+
+bool mz_comm_is_staged(const mz_comm_t *comm)
+{
+  return comm->rings[0].flights[0].room != NULL;
 }
 
 mz_status_t mz_comm_node(mz_comm_t *comm, int *rank_out, int *size_out)

@@ -36,10 +36,13 @@ static bool is_done(mz_comm_t *comm, mz_ticket_t ticket)
 
 /* Progressing side: the messages. */
 
-static void finish(mz_ring_t *ring, mz_flight_t *flight)
+static void finish(mz_comm_t *comm, int lane, mz_flight_t *flight)
 {
+  mz_ring_t *ring = &comm->rings[lane];
   mz_slot_t *slot = &ring->slots[flight->number % MZ_RING];
 
+  if (comm->flags)
+    *mz_comm_flag(comm, lane, flight->number) = (uint32_t)flight->number;
   atomic_store_explicit(&slot->done, flight->number, memory_order_release);
   flight->number = 0;
   ring->num_flight--;
@@ -54,7 +57,7 @@ static mz_status_t finish_done(mz_comm_t *comm, int lane, bool *moved)
     if (!ring->flights[i].number) continue;
     MZ_TRY(mz_wire_test(comm, lane, &ring->flights[i], &done));
     if (!done) continue;
-    finish(ring, &ring->flights[i]);
+    finish(comm, lane, &ring->flights[i]);
     *moved = true;
   }
   return MZ_OK;
@@ -74,7 +77,7 @@ static mz_status_t start_next(mz_comm_t *comm, int lane, uint64_t number)
   flight->number = number;
   ring->num_flight++;
   atomic_store_explicit(&ring->started, number, memory_order_release);
-  if (flight->num_requests == 0 && !flight->copying) finish(ring, flight);
+  if (flight->num_requests == 0 && !flight->copying) finish(comm, lane, flight);
   return MZ_OK;
 }
 

@@ -99,6 +99,7 @@ static void record_failure(mz_comm_t *comm, mz_status_t status,
 {
   snprintf(comm->failure, sizeof comm->failure, "%s", text);
   atomic_store_explicit(&comm->failed, (int)status, memory_order_release);
+  mz_comm_raise_flags(comm);
 }
 
 static void tell_verdict(mz_comm_t *comm)

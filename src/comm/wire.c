@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * How one message meets MPI. A gather is MPI_Iallgatherv, an exchange is
- * MPI_Ialltoallv. Where counts or displacements may pass the limit of an MPI
- * call the blocks go pairwise, each pair cutting its own block into chunks:
- * both sides of a pair know that count, and displacements become pointers. A
- * group of one rank copies.
+ * MPI_Ialltoallv. By option, and where counts or displacements may pass the
+ * limit of an MPI call, the blocks go pairwise, each pair cutting its own block
+ * into chunks: both sides of a pair know that count, and displacements become
+ * pointers. A group of one rank copies.
  *
  * Counts are elements: a row of any size is one element of a contiguous type.
  */
@@ -124,9 +124,9 @@ static mz_status_t to_ints(const int64_t *values, int size, int *out)
 }
 
 static mz_status_t start_collective(mz_comm_t *comm, MPI_Comm wire,
-                                    mz_flight_t *f, int size)
+                                    mz_flight_t *f, const mz_msg_t *msg,
+                                    int size)
 {
-  const mz_msg_t *msg = f->msg;
   int *in = f->ints, *in_at = in + comm->size;
   int *out = in_at + comm->size, *out_at = out + comm->size;
   MPI_Datatype type;
@@ -153,7 +153,7 @@ static mz_status_t start_collective(mz_comm_t *comm, MPI_Comm wire,
  * a direction and pair is on its way, so chunks cannot overtake each other. */
 static mz_status_t start_chunk(mz_comm_t *comm, int lane, mz_flight_t *f, int i)
 {
-  const mz_msg_t *msg = f->msg;
+  const mz_msg_t *msg = f->phase == MZ_STAGE_WIRE ? &f->staged : f->msg;
   const mz_comm_group_t *group = &comm->groups[msg->group];
   bool receives = i < group->size;
   int peer = i % group->size;
@@ -176,9 +176,10 @@ static mz_status_t start_chunk(mz_comm_t *comm, int lane, mz_flight_t *f, int i)
   return MZ_OK;
 }
 
-static mz_status_t start_pairwise(mz_comm_t *comm, int lane, mz_flight_t *f)
+static mz_status_t start_pairwise(mz_comm_t *comm, int lane, mz_flight_t *f,
+                                  const mz_msg_t *msg)
 {
-  const mz_comm_group_t *group = &comm->groups[f->msg->group];
+  const mz_comm_group_t *group = &comm->groups[msg->group];
   int size = group->size;
 
   f->num_requests = 2 * size;
@@ -190,7 +191,20 @@ static mz_status_t start_pairwise(mz_comm_t *comm, int lane, mz_flight_t *f)
     MZ_TRY(start_chunk(comm, lane, f, (group->rank + size - k) % size));
   for (int k = 1; k < size; k++)
     MZ_TRY(start_chunk(comm, lane, f, size + (group->rank + k) % size));
+  if (f->phase != MZ_STAGE_NONE) return MZ_OK; /* it does not travel */
   return MZ_TRACE(copy_own(comm, f, group->rank));
+}
+
+static mz_status_t start_wire(mz_comm_t *comm, int lane, mz_flight_t *flight,
+                              const mz_msg_t *wire)
+{
+  const mz_comm_group_t *group = &comm->groups[wire->group];
+
+  if (comm->opts.pairwise || comm->opts.count_limit < INT_MAX ||
+      wire->bound > INT_MAX)
+    return MZ_TRACE(start_pairwise(comm, lane, flight, wire));
+  return MZ_TRACE(
+      start_collective(comm, group->lanes[lane], flight, wire, group->size));
 }
 
 mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
@@ -200,37 +214,75 @@ mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
 
   flight->num_requests = 0;
   flight->copying = false;
+  flight->phase = MZ_STAGE_NONE;
   flight->tag = (int)(group->started[lane]++ % NUM_TAGS);
   MZ_TRY(check_blocks(msg, group->size, group->rank));
   if (group->size == 1) return MZ_TRACE(copy_own(comm, flight, 0));
-  if (comm->opts.count_limit < INT_MAX || msg->bound > INT_MAX)
-    return MZ_TRACE(start_pairwise(comm, lane, flight));
-  return MZ_TRACE(
-      start_collective(comm, group->lanes[lane], flight, group->size));
+  if (msg->backend && flight->room_bytes > 0)
+    return MZ_TRACE(mz_staging_out(comm, flight, group->size, group->rank));
+  return MZ_TRACE(start_wire(comm, lane, flight, msg));
+}
+
+/* Messages reach MPI in the order of posting, whichever copy is found first. */
+static bool is_next_out(const mz_comm_t *comm, int lane, const mz_flight_t *f)
+{
+  const mz_ring_t *ring = &comm->rings[lane];
+
+  for (int i = 0; i < ring->max_flight; i++)
+    if (ring->flights[i].number && ring->flights[i].number < f->number &&
+        ring->flights[i].phase == MZ_STAGE_OUT)
+      return false;
+  return true;
+}
+
+/* The copies of a staged message have ended: on to MPI, or that was all. */
+static mz_status_t end_stage(mz_comm_t *comm, int lane, mz_flight_t *f,
+                             bool *done_out)
+{
+  const mz_comm_group_t *group = &comm->groups[f->msg->group];
+
+  *done_out = f->phase == MZ_STAGE_IN;
+  if (*done_out || !is_next_out(comm, lane, f)) return MZ_OK;
+  f->copying = false;
+  f->phase = MZ_STAGE_WIRE;
+  MZ_TRY(start_wire(comm, lane, f, &f->staged));
+  if (f->msg->kind == MZ_MSG_EXCHANGE || f->msg->send)
+    MZ_TRY(copy_own(comm, f, group->rank));
+  return MZ_OK;
+}
+
+/* What travelled through host memory still has to be brought to its place. */
+static mz_status_t end_wire(mz_comm_t *comm, mz_flight_t *f, bool *done_out)
+{
+  const mz_comm_group_t *group = &comm->groups[f->msg->group];
+
+  if (!*done_out || f->phase != MZ_STAGE_WIRE) return MZ_OK;
+  *done_out = false;
+  return MZ_TRACE(mz_staging_in(comm, f, group->size, group->rank));
 }
 
 mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
                          bool *done_out)
 {
   int num = 0;
+  bool copied = true;
 
   *done_out = false;
-  if (flight->copying) {
-    MZ_TRY(mz_event_done(comm->device, flight->copied, done_out));
-    if (!*done_out) return MZ_OK;
-    flight->copying = false;
-    if (flight->num_requests == 0) return MZ_OK;
-    *done_out = false;
-  }
+  if (flight->copying)
+    MZ_TRY(mz_event_done(comm->device, flight->copied, &copied));
+  if (flight->phase == MZ_STAGE_OUT || flight->phase == MZ_STAGE_IN)
+    return copied ? MZ_TRACE(end_stage(comm, lane, flight, done_out)) : MZ_OK;
+  /* MPI moves on meanwhile: it makes no progress but in its calls */
+  flight->copying = !copied;
   if (flight->num_requests == 1) {
     MZ_TRY_MPI(MPI_Test(flight->requests, &num, MPI_STATUS_IGNORE));
-    *done_out = num != 0;
-    return MZ_OK;
+    *done_out = num != 0 && copied;
+    return MZ_TRACE(end_wire(comm, flight, done_out));
   }
   MZ_TRY_MPI(MPI_Testsome(flight->num_requests, flight->requests, &num,
                           flight->ints, MPI_STATUSES_IGNORE));
-  *done_out = num == MPI_UNDEFINED; /* no request is left */
+  *done_out = num == MPI_UNDEFINED && copied; /* no request is left */
   for (int i = 0; num != MPI_UNDEFINED && i < num; i++)
     MZ_TRY(start_chunk(comm, lane, flight, flight->ints[i]));
-  return MZ_OK;
+  return MZ_TRACE(end_wire(comm, flight, done_out));
 }

@@ -13,7 +13,7 @@ static const mz_choice_t recomputes[] = {{"none", 0},
                                          {"full", MZ_CHOICE_LATER},
                                          {NULL, 0}};
 static const mz_choice_t waits[] = {
-    {"host", 0}, {"stream", MZ_CHOICE_LATER}, {NULL, 0}};
+    {"host", MZ_WAIT_HOST}, {"stream", MZ_WAIT_STREAM}, {NULL, 0}};
 static const mz_choice_t dtypes[] = {
     {"fp32", 0}, {"bf16", 1}, {"fp16", 2}, {NULL, 0}};
 static const mz_choice_t tags[] = {
@@ -43,7 +43,8 @@ static const mz_key_t rows[] = {
             use_data_before_expert_parallelism, "false",
             "Order of the expert groups: data-parallel neighbours first"),
     MZ_BOOL("wall_clock_breakdown", wall_clock_breakdown, "false",
-            "Times by part in the metrics"),
+            "Times by part in the metrics: each operation of each layer step, "
+            "messages that are not hidden, gaps"),
 
     MZ_HAND("data.train", offsetof(mz_config_values_t, data.train),
             "=none; gpt_moe --data sets it", FORM_PATHS, mz_key_read_paths,
@@ -83,8 +84,9 @@ static const mz_key_t rows[] = {
 
     MZ_BOOL("comm.thread", comm.thread, "true",
             "A communication thread; false: progress inside the step"),
-    MZ_LATER_CHOICE("comm.wait", "\"host\"", waits,
-                    "Who waits for a message: the host or the stream"),
+    MZ_CHOICE("comm.wait", comm.wait, "\"host\"", waits,
+              "Who waits for tokens, weights and gradients: the host, or the "
+              "GPU's stream (then with comm.thread)"),
     MZ_INT("comm.piece_bytes", comm.piece_bytes, "33554432", 4, INFINITY,
            "Bytes of a piece of bulk data"),
     MZ_LATER("comm.flat_limit", INT, "null",
@@ -182,6 +184,8 @@ static const mz_key_t hooks[] = {
               "The samples of each step in the metrics"),
     HOOK_INT("debug.count_limit", debug.count_limit,
              "Elements an MPI call takes; 0: no limit of ours"),
+    HOOK_BOOL("debug.staged", debug.staged,
+              "Messages go through host memory, whatever MPI takes"),
     MZ_LATER("debug.pretend_node", INT, "null", "Ranks taken for one node"),
     MZ_LATER("debug.writer_sleep", REAL, "0", "Seconds a save is held up"),
 };

@@ -378,6 +378,8 @@ mz_status_t mz_plan_fits(const mz_plan_t *plan, int64_t device_bytes);
 
 /** "params", "gradients", ...: as in the ledger's print. */
 const char *mz_category_name(mz_category_t category);
+/** "params", "tokens", ...: likewise. */
+const char *mz_entry_kind_name(mz_entry_kind_t kind);
 
 /* --- routing: what every rank derives from the counts (src/plan/route.c) ---
  * kept[s * E + e]: rows that source s of the expert-parallel group sends to

@@ -40,7 +40,6 @@ void mz_plan_make_times(mz_plan_t *plan);
 
 /* names.c: words of print and JSON. */
 const char *mz_group_kind_name(mz_group_kind_t kind);
-const char *mz_entry_kind_name(mz_entry_kind_t kind);
 const char *mz_walk_name(mz_walk_t walk);
 const char *mz_dtype_name(mz_dtype_t dtype);
 

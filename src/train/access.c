@@ -122,19 +122,21 @@ static mz_status_t hash_segment(mz_engine_t *e, const mz_segment_t *s,
                                 float *piece, uint64_t *hash)
 {
   const float *w = mz_zero_segment(e->zero, s, MZ_PART_WEIGHTS);
-  uint64_t base = mix(e->decl->tensors[s->tensor].hash);
+  uint64_t base = mix(e->decl->tensors[s->tensor].hash), sum = 0;
 
   for (int64_t at = 0; at < s->length; at += HASHED) {
     int64_t num = mz_min_i64(HASHED, s->length - at);
 
     if (piece) MZ_TRY(mz_zero_fetch(e->zero, w + at, num, piece));
+#pragma omp parallel for schedule(static) reduction(+ : sum)
     for (int64_t j = 0; j < num; j++) {
       uint32_t bits;
 
       memcpy(&bits, piece ? &piece[j] : &w[at + j], sizeof bits);
-      *hash += mix(mix(base + (uint64_t)(s->tensor_offset + at + j)) + bits);
+      sum += mix(mix(base + (uint64_t)(s->tensor_offset + at + j)) + bits);
     }
   }
+  *hash += sum;
   return MZ_OK;
 }
 

@@ -3,6 +3,7 @@
  * so that each has a GPU of its own where there are enough. */
 #include "train/engine_impl.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
 
 #include <string.h>
@@ -37,10 +38,37 @@ static mz_status_t count_sharing(mz_engine_t *e, int32_t *sharing_out)
   return MZ_OK;
 }
 
+static int64_t rows_bytes(const mz_engine_t *e, int32_t decl_buffer)
+{
+  return e->plan->buffers[e->plan->buffer_of_decl[decl_buffer]].bytes;
+}
+
+/* The largest message of a lane that lies in backend memory, either side. */
+static void measure_messages(const mz_engine_t *e, int64_t bytes[MZ_NUM_LANES])
+{
+  const mz_plan_t *p = e->plan;
+
+  for (int lane = 0; lane < MZ_NUM_LANES; lane++)
+    bytes[lane] = 0;
+  for (int32_t i = 0; i < p->num_entries; i++) {
+    const mz_entry_t *entry = &p->entries[i];
+    int64_t *most = &bytes[entry->lane];
+
+    if (entry->lane == MZ_LANE_BULK)
+      *most =
+          mz_max_i64(*most, p->units[entry->first_unit].ranks * entry->length *
+                                (int64_t)mz_dtype_bytes(entry->dtype));
+    if (entry->kind == MZ_ENTRY_TOKENS)
+      *most = mz_max_i64(*most, mz_max_i64(rows_bytes(e, entry->send),
+                                           rows_bytes(e, entry->recv)));
+  }
+}
+
 mz_status_t mz_engine_open_device(mz_engine_t *engine)
 {
   bool cuda = mz_config_uses_cuda(engine->config);
   const char *backend = cuda ? MZ_BACKEND_CUDA : MZ_BACKEND_CPU;
+  int64_t bytes[MZ_NUM_LANES];
   int place, size;
   mz_status_t st;
 
@@ -49,7 +77,8 @@ mz_status_t mz_engine_open_device(mz_engine_t *engine)
   MZ_TRY(mz_comm_agree(engine->comm, st));
   engine->sharing = 1;
   if (cuda) MZ_TRY(count_sharing(engine, &engine->sharing));
-  return MZ_TRACE(mz_comm_use_device(engine->comm, engine->device));
+  measure_messages(engine, bytes);
+  return MZ_TRACE(mz_comm_use_device(engine->comm, engine->device, bytes));
 }
 
 const char *mz_engine_device_name(const mz_engine_t *engine, int32_t *sharing)

@@ -22,6 +22,15 @@ static double now_ms(void)
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+/* Since the last call for this clock. */
+static double lap_ms(double *clock)
+{
+  double before = *clock;
+
+  *clock = now_ms();
+  return *clock - before;
+}
+
 static int64_t resident_bytes(void)
 {
   long long size = 0, resident = 0;
@@ -137,6 +146,8 @@ static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
   e->call.mode = mode;
   e->call.step = e->steps;
   e->aux_sum = e->z_sum = e->weighted_aux = 0;
+  if (e->parts && mode == MZ_MODE_TRAIN)
+    mz_engine_note(e, mz_parts_begin(e->parts));
   MZ_TRY(mz_update_begin(e));
   MZ_REQUIRE(data->num_micro >= 1 &&
                  data->num_micro <= e->plan->opts.accumulation,
@@ -181,6 +192,13 @@ static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
   }
   e->micro.index = 0; /* sums of the update are not of a later micro-batch */
   return MZ_TRACE(walk_whole(e, MZ_WALK_UPDATE));
+}
+
+/* No rank may leave alone with an error: it is one of the step's. */
+static void take_parts(mz_engine_t *e, mz_step_result_t *r)
+{
+  if (!e->parts) return;
+  mz_engine_note(e, mz_parts_take(e->parts, &r->parts_ms, &r->num_parts));
 }
 
 static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
@@ -232,6 +250,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
              "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
+  mz_engine_note(engine, mz_tuning_begin_step(engine));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
@@ -239,7 +258,9 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   if (mz_update_worst(engine) != MZ_OK)
     return MZ_TRACE(
         name_step(engine, mz_comm_agree(engine->comm, engine->status)));
+  take_parts(engine, result_out);
   keep_late(engine);
+  MZ_TRY(mz_tuning_end_step(engine));
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;
@@ -269,6 +290,7 @@ static mz_status_t create_comm(mz_engine_t *e, MPI_Comm comm)
 {
   mz_comm_opts_t opts = {.thread = e->config->comm.thread,
                          .watchdog_s = e->config->train.watchdog_s,
+                         .staged = e->config->debug.staged,
                          .count_limit = e->config->debug.count_limit};
   return MZ_TRACE(mz_comm_create(comm, &opts, &e->comm));
 }
@@ -329,11 +351,27 @@ static mz_status_t create_tables(mz_engine_t *e)
   return MZ_TRACE(mz_routing_create(e));
 }
 
-static mz_status_t create_memory(mz_engine_t *e)
+/* In the arena. */
+static mz_status_t create_kernels(mz_engine_t *e)
 {
   mz_kernels_opts_t opts = {.device = e->device,
                             .dtype = e->plan->dtype,
                             .deterministic = e->config->train.deterministic};
+
+  if (e->plan->workspace >= 0) {
+    const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
+    opts.workspace = e->arena + workspace->offset;
+    opts.workspace_bytes = workspace->bytes;
+  }
+  if (e->config->wall_clock_breakdown && !e->plan->opts.inference) {
+    MZ_TRY(mz_parts_create(e->plan, e->device, &e->parts));
+    opts.spans = mz_parts_spans(e->parts);
+  }
+  return MZ_TRACE(mz_kernels_create(&opts, &e->kernels));
+}
+
+static mz_status_t create_memory(mz_engine_t *e)
+{
   mz_zero_opts_t zero = {.plan = e->plan,
                          .comm = e->comm,
                          .comm_groups = e->comm_groups,
@@ -345,12 +383,8 @@ static mz_status_t create_memory(mz_engine_t *e)
     MZ_TRY(mz_device_alloc_host(e->device, e->plan->host_bytes,
                                 "the plan's host arena",
                                 (void **)&e->host_arena));
-  if (e->plan->workspace >= 0) {
-    const mz_plan_buffer_t *workspace = &e->plan->buffers[e->plan->workspace];
-    opts.workspace = e->arena + workspace->offset;
-    opts.workspace_bytes = workspace->bytes;
-  }
-  MZ_TRY(mz_kernels_create(&opts, &e->kernels));
+  MZ_TRY(create_kernels(e));
+  e->tuned = !e->kernels->ops->tune; /* nothing to choose */
   zero.kernels = e->kernels;
   zero.arena = e->arena;
   zero.host_arena = e->host_arena;
@@ -366,16 +400,27 @@ static mz_status_t create_memory(mz_engine_t *e)
       .grads = mz_zero_grads(e->zero),
       .accumulate = mz_zero_accumulate(e->zero),
       .scalars = (double *)mz_zero_buffer(e->zero, e->plan->scalars)};
-  return MZ_TRACE(mz_zero_init(e->zero, (uint64_t)e->config->train.seed));
+  return MZ_OK;
+}
+
+static mz_status_t create_values(mz_engine_t *e)
+{
+  mz_status_t st = mz_zero_init(e->zero, (uint64_t)e->config->train.seed);
+
+  MZ_TRY(mz_comm_agree(e->comm, st));
+  return MZ_TRACE(mz_engine_publish(e));
 }
 
 /* Every kernel, message and buffer once, on zeros, without an update. */
 static mz_status_t warm_step(mz_engine_t *e, const mz_step_data_t *data)
 {
+  mz_step_result_t result;
+
   if (e->plan->opts.inference) return MZ_OK;
   MZ_TRY(begin(e, data, MZ_MODE_TRAIN));
   e->verdict_skip = true;
   MZ_TRY(run_step(e, data));
+  take_parts(e, &result);
   return MZ_TRACE(mz_comm_agree(e->comm, e->status));
 }
 
@@ -420,6 +465,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
                           mz_engine_t **engine_out)
 {
   mz_engine_t *e = NULL;
+  double clock = now_ms();
   mz_status_t st;
 
   *engine_out = NULL;
@@ -429,10 +475,16 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
   MZ_TRY_GOTO(st, create_comm(e, comm), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_plan(e, inference)), done);
   MZ_TRY_GOTO(st, create_groups(e), done);
+  e->start_times.plan_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, mz_engine_open_device(e), done);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, create_memory(e)), done);
-  MZ_TRY_GOTO(st, mz_engine_publish(e), done);
+  e->start_times.device_ms = lap_ms(&clock);
+  MZ_TRY_GOTO(st, create_values(e), done);
+  e->start_times.values_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, warm_pass(e), done);
+  e->stream_waits =
+      e->config->comm.wait == MZ_WAIT_STREAM && !e->device->ops->is_host;
+  e->start_times.warm_ms = lap_ms(&clock);
   MZ_TRY_GOTO(st, measure_baseline(e), done);
   mz_hooks_mark("warm");
   *engine_out = e;
@@ -464,6 +516,7 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_comm_destroy(&e->comm);
   mz_zero_destroy(&e->zero);
   mz_kernels_destroy(&e->kernels);
+  mz_parts_destroy(&e->parts);
   if (e->device) {
     mz_device_free(e->device, e->arena);
     mz_device_free_host(e->device, e->host_arena);
@@ -496,6 +549,11 @@ const struct mz_plan *mz_engine_plan(const mz_engine_t *engine)
 }
 
 struct mz_comm *mz_engine_comm(mz_engine_t *engine) { return engine->comm; }
+
+const mz_start_times_t *mz_engine_start_times(const mz_engine_t *engine)
+{
+  return &engine->start_times;
+}
 
 int64_t mz_engine_baseline_bytes(const mz_engine_t *engine)
 {

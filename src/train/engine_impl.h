@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine's state, shared by engine.c (life, steps), walk.c (operations),
- * routing.c (what depends on counts) and access.c (whole tensors). */
+ * routing.c (what depends on counts), access.c (whole tensors) and tuning.c
+ * (choices of algorithms). */
 #ifndef MZ_TRAIN_ENGINE_IMPL_H
 #define MZ_TRAIN_ENGINE_IMPL_H
 
@@ -8,6 +9,7 @@
 #include "kernels/kernels.h"
 #include "plan/decl_impl.h"
 #include "plan/plan.h"
+#include "train/parts.h"
 #include "zero/zero.h"
 
 #include <moezero/engine.h>
@@ -54,8 +56,10 @@ struct mz_engine {
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
   mz_device_t *device;
-  int32_t sharing; /* ranks on this device */
+  int32_t sharing;   /* ranks on this device */
+  bool stream_waits; /* after the warm pass, with comm.wait stream */
   mz_kernels_t *kernels;
+  mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;
   mz_zero_t *zero;
   mz_moe_state_t *moes;
@@ -93,6 +97,8 @@ struct mz_engine {
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
   int64_t baseline_bytes;
+  mz_start_times_t start_times;
+  bool tuned; /* no step tunes any more: see tuning.c */
 };
 
 /* device.c: the device of this rank, among the ranks of its machine.
@@ -126,6 +132,10 @@ mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_sum_stats(mz_engine_t *engine);
 /* Points the pool buffers of a layer to its rows. */
 void mz_routing_point_pool(mz_engine_t *engine, int32_t moe);
+
+/* tuning.c: around the first step. The end is collective. */
+mz_status_t mz_tuning_begin_step(mz_engine_t *engine);
+mz_status_t mz_tuning_end_step(mz_engine_t *engine);
 
 /* update.c: scalars, norm, verdict, optimizer. */
 mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry);

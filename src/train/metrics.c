@@ -20,13 +20,17 @@ static void put_double(FILE *file, const char *name, double value)
     fprintf(file, "\"%s\": null", name);
 }
 
+/* One object of two lists. */
 static void put_numbers(FILE *file, const char *name,
-                        const mz_named_number_t *numbers, int32_t num)
+                        const mz_named_number_t *numbers, int32_t num,
+                        const mz_named_number_t *more, int32_t num_more)
 {
   fprintf(file, ", \"%s\": {", name);
-  for (int32_t i = 0; i < num; i++) {
+  for (int32_t i = 0; i < num + num_more; i++) {
+    const mz_named_number_t *n = i < num ? &numbers[i] : &more[i - num];
+
     if (i > 0) fputs(", ", file);
-    put_double(file, numbers[i].name, numbers[i].value);
+    put_double(file, n->name, n->value);
   }
   fputc('}', file);
 }
@@ -77,10 +81,11 @@ mz_status_t mz_metrics_write(FILE *file, const mz_metrics_t *metrics)
   put_double(file, "step_ms", metrics->step_ms);
   fputs(", ", file);
   put_double(file, "min_gap", metrics->min_gap);
-  put_numbers(file, "time_ms", metrics->time_ms, metrics->num_times);
+  put_numbers(file, "time_ms", metrics->time_ms, metrics->num_times,
+              metrics->parts_ms, metrics->num_parts);
   put_load(file, "expert_counts", metrics, false);
   put_load(file, "expert_kept", metrics, true);
-  put_numbers(file, "bytes", metrics->bytes, metrics->num_bytes);
+  put_numbers(file, "bytes", metrics->bytes, metrics->num_bytes, NULL, 0);
   if (metrics->has_param_hash)
     fprintf(file, ", \"param_hash\": \"%016" PRIx64 "\"", metrics->param_hash);
   return MZ_TRACE(end_line(file));

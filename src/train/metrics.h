@@ -10,16 +10,11 @@
 #define MZ_TRAIN_METRICS_H
 
 #include <moezero/status.h>
+#include <moezero/types.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-
-/** A number with a name: milliseconds of a part, bytes of a category. */
-typedef struct mz_named_number {
-  const char *name; /* letters, digits, '_' and '.' only */
-  double value;
-} mz_named_number_t;
 
 /** Tokens by expert of a MoE layer, over all ranks. */
 typedef struct mz_expert_load {
@@ -39,6 +34,8 @@ typedef struct mz_metrics {
   double tokens_per_s, step_ms;
   const mz_named_number_t *time_ms; /* [num_times] */
   int32_t num_times;
+  const mz_named_number_t *parts_ms; /* [num_parts] behind them; 0: none */
+  int32_t num_parts;
   const mz_expert_load_t *experts; /* [num_moes] */
   int32_t num_moes;
   const mz_named_number_t *bytes; /* [num_bytes] */

@@ -9,6 +9,7 @@
 #include "train/hooks.h"
 #include "train/metrics.h"
 #include "train/save.h"
+#include "train/tuning.h"
 
 #include <math.h>
 #include <time.h>
@@ -78,8 +79,27 @@ static void name_bytes(loop_t *loop)
                                          (double)plan->category_bytes[c]};
 }
 
+static bool is_first(const loop_t *loop, int64_t step)
+{
+  return step == loop->first_step + 1;
+}
+
+static int32_t name_times(const loop_t *loop, const mz_step_result_t *r,
+                          double data_s, mz_named_number_t *times)
+{
+  int32_t num = 0;
+
+  times[num++] = (mz_named_number_t){"data", 1e3 * data_s};
+  times[num++] = (mz_named_number_t){"engine", r->ms};
+  times[num++] = (mz_named_number_t){"wait", r->wait_ms};
+  for (int32_t i = 0; is_first(loop, r->step) && i < loop->opts->num_starts;
+       i++)
+    times[num++] = loop->opts->starts[i];
+  return num;
+}
+
 static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
-                               const mz_named_number_t times[3], double step_s)
+                               double step_s)
 {
   mz_metrics_t m = {.step = r->step,
                     .loss = r->loss,
@@ -94,8 +114,8 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .min_gap = r->min_gap,
                     .tokens_per_s = (double)r->tokens / step_s,
                     .step_ms = 1e3 * step_s,
-                    .time_ms = times,
-                    .num_times = 3,
+                    .parts_ms = r->parts_ms,
+                    .num_parts = r->num_parts,
                     .experts = loop->loads,
                     .num_moes = r->num_moes,
                     .bytes = loop->bytes,
@@ -126,7 +146,7 @@ static void say(loop_t *loop, mz_metrics_t *metrics, double now)
 
   loop->line_tokens += metrics->tokens;
   if (!loop->opts->say) return;
-  if (!due && step != loop->first_step + 1 && step != loop->config->train.steps)
+  if (!due && !is_first(loop, step) && step != loop->config->train.steps)
     return;
   metrics->tokens_per_s = (double)loop->line_tokens / (now - loop->line_s);
   mz_metrics_progress(metrics, loop->config->train.steps,
@@ -140,9 +160,9 @@ static void say(loop_t *loop, mz_metrics_t *metrics, double now)
 static void tell(const loop_t *loop, const char *line)
 {
   if (loop->opts->say) loop->opts->say(loop->opts->ctx, line);
-  if (!loop->opts->log) return;
-  fprintf(loop->opts->log, "%s\n", line);
-  fflush(loop->opts->log);
+  if (!loop->opts->folder->log) return;
+  fprintf(loop->opts->folder->log, "%s\n", line);
+  fflush(loop->opts->folder->log);
 }
 
 static void tell_skip(const loop_t *loop, const mz_step_result_t *r)
@@ -165,19 +185,20 @@ static mz_status_t measure(loop_t *loop, const mz_step_result_t *r,
                            double data_s)
 {
   double now = now_s(), step_s = now - loop->step_s;
-  const mz_named_number_t times[3] = {
-      {"data", 1e3 * data_s}, {"engine", r->ms}, {"wait", r->wait_ms}};
+  mz_named_number_t times[3 + MZ_RUN_STARTS];
   mz_metrics_t metrics;
 
   loop->skipped += r->skipped;
-  metrics = metrics_of(loop, r, times, step_s);
+  metrics = metrics_of(loop, r, step_s);
+  metrics.time_ms = times;
+  metrics.num_times = name_times(loop, r, data_s, times);
   if (loop->config->monitor_param_hash) {
     MZ_TRY(mz_engine_param_hash(loop->opts->engine, &metrics.param_hash));
     metrics.has_param_hash = true;
   }
   tell_skip(loop, r);
-  if (loop->opts->metrics)
-    keep(loop, mz_metrics_write(loop->opts->metrics, &metrics));
+  if (loop->opts->folder->metrics)
+    keep(loop, mz_metrics_write(loop->opts->folder->metrics, &metrics));
   if (loop->opts->json)
     keep(loop, mz_metrics_write(loop->opts->json, &metrics));
   say(loop, &metrics, now);
@@ -192,8 +213,9 @@ static void write_eval(loop_t *loop, int64_t step, double loss, int64_t labels)
            "step %" PRId64 "  validation loss %.4f over %" PRId64 " tokens",
            step, loss, labels);
   tell(loop, line);
-  if (loop->opts->metrics)
-    keep(loop, mz_metrics_write_eval(loop->opts->metrics, step, loss, labels));
+  if (loop->opts->folder->metrics)
+    keep(loop, mz_metrics_write_eval(loop->opts->folder->metrics, step, loss,
+                                     labels));
   if (loop->opts->json)
     keep(loop, mz_metrics_write_eval(loop->opts->json, step, loss, labels));
 }
@@ -265,6 +287,8 @@ static mz_status_t walk(loop_t *loop, mz_run_result_t *result)
     result->steps = r.step;
     result->loss = r.loss;
     MZ_TRY(measure(loop, &r, data_s));
+    if (is_first(loop, r.step) && mz_comm_rank(loop->comm) == 0)
+      keep(loop, mz_tuning_save(loop->opts->engine, loop->opts->folder));
     if (r.step == 1)
       MZ_TRY(dump(loop, MZ_PART_GRADS, loop->config->debug.dump_grads));
     if (train->eval_interval > 0 && r.step % train->eval_interval == 0)

@@ -9,17 +9,25 @@
 #define MZ_TRAIN_RUN_H
 
 #include "train/feed.h"
+#include "train/folder.h"
+#include "train/metrics.h"
 
 #include <moezero/engine.h>
+
+enum { MZ_RUN_STARTS = 8 };
 
 typedef struct mz_run_opts {
   const mz_config_t *config; /* resolved; borrowed, as all below */
   mz_engine_t *engine;
   mz_feed_t *feed;
   const char *save_dir; /* where checkpoints go; NULL: none are saved */
-  FILE *metrics;        /* of rank 0; NULL: no metrics from this rank */
-  FILE *log;            /* of this rank; may be NULL */
-  FILE *json;           /* a second copy of the metrics; may be NULL */
+  /** This rank's metrics and log go there, where it has them, and rank 0's
+   * tuning table after the first step. */
+  const mz_folder_t *folder;
+  FILE *json; /* a second copy of the metrics; may be NULL */
+  /** Parts of the start-up: into time_ms of the first step's line. */
+  const mz_named_number_t *starts;
+  int32_t num_starts; /* at most MZ_RUN_STARTS */
   /** Takes a progress line, without its line end; NULL: none. */
   void (*say)(void *ctx, const char *line);
   void *ctx;

@@ -6,6 +6,7 @@
 #include "train/bias.h"
 #include "train/differ.h"
 #include "train/engine_impl.h"
+#include "train/tuning.h"
 
 #include <limits.h>
 #include <moezero/checkpoint.h>
@@ -119,7 +120,7 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
   mz_engine_t *e = engine;
   mz_ckpt_tensor_t *tensors = NULL;
   mz_ckpt_slice_t *slices = NULL;
-  char *text = NULL;
+  char *text = NULL, *tuning = NULL;
   int32_t biases = mz_bias_count(e);
   mz_ckpt_save_opts_t opts = {
       .dir = dir,
@@ -140,8 +141,10 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
     st = MZ_ERROR(e->late, "%s", e->late_text);
   if (st == MZ_OK) st = list_tensors(e, &tensors);
   if (st == MZ_OK) st = list_slices(e, opts.num_slices, &slices);
+  if (st == MZ_OK) st = mz_engine_tuning_text(e, &tuning);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
   opts.state.config = text;
+  opts.state.tuning = tuning;
   opts.tensors = tensors;
   opts.slices = slices;
   MZ_TRY_GOTO(st, mz_ckpt_save(e->comm, &opts), done);
@@ -150,6 +153,7 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
 done:
   mz_comm_stretch_watchdog(e->comm, 1);
+  mz_free(tuning);
   mz_free(slices);
   mz_free(tensors);
   mz_config_free_text(&text);
@@ -304,6 +308,8 @@ mz_status_t mz_save_resume(mz_engine_t *engine, const mz_config_t *config,
                   "its weights instead",
                   path);
   MZ_TRY_GOTO(st, load(e, ckpt, MZ_CKPT_NUM_PARTS), done);
+  MZ_TRY_GOTO(
+      st, mz_tuning_take(e, mz_ckpt_path(ckpt), state->tuning, say, ctx), done);
   mz_engine_set_steps(e, state->step);
   e->updates = state->updates;
   st = mz_config_to_json(config, &text);

@@ -30,8 +30,8 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
 
 /**
  * Verifies the checkpoint at @p path and goes on from it: weights, moments,
- * steps and updates. The configuration stays; what differs from the saved one
- * is said.
+ * steps, updates and the tuning table. The configuration stays; what differs
+ * from the saved one is said, and that the table does not fit this GPU.
  * @return MZ_OK, MZ_ERR_SHAPE (names the tensor and both shapes), those of
  * mz_ckpt_open; MZ_ERR_DATA for a one-file model.
  */

@@ -74,7 +74,9 @@ static mz_status_t wait_for(mz_engine_t *e, const mz_op_t *op)
   const mz_entry_t *entry = &e->plan->entries[op->entry];
 
   if (entry->lane == MZ_LANE_BULK)
-    return MZ_TRACE(mz_zero_wait(e->zero, op->entry));
+    return MZ_TRACE(mz_zero_wait(e->zero, op->entry, e->stream_waits));
+  if (entry->kind == MZ_ENTRY_TOKENS && e->stream_waits)
+    return MZ_TRACE(mz_comm_wait_on_stream(e->comm, e->tickets[op->entry]));
   MZ_TRY(mz_comm_wait(e->comm, e->tickets[op->entry]));
   if (entry->kind == MZ_ENTRY_COUNTS) mz_routing_take_counts(e, entry->moe);
   return MZ_OK;
@@ -152,6 +154,16 @@ static mz_status_t take(mz_engine_t *e, const mz_op_t *op)
   }
 }
 
+/* With the time of the parts, where it is wanted. */
+static mz_status_t take_timed(mz_engine_t *e, const mz_op_t *op)
+{
+  if (!e->parts) return MZ_TRACE(take(e, op));
+  mz_engine_note(e, mz_parts_enter(e->parts, op));
+  MZ_TRY(take(e, op));
+  mz_engine_note(e, mz_parts_leave(e->parts, op));
+  return MZ_OK;
+}
+
 /* debug.poison: what nobody reads again becomes NaN. */
 static mz_status_t poison(mz_engine_t *e, mz_walk_t walk, int32_t at)
 {
@@ -172,7 +184,7 @@ mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
   for (int32_t at = first; at < last;) {
     int32_t to;
 
-    MZ_TRY(take(engine, &ops[at]));
+    MZ_TRY(take_timed(engine, &ops[at]));
     to = next(engine, &ops[at], at);
     if (engine->config->debug.poison && to > at)
       MZ_TRY(poison(engine, walk, at));

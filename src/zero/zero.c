@@ -1,29 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Units at run time. Letters: N ranks of a unit's group, U its elements. */
-#include "zero/zero.h"
+#include "zero/zero_impl.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
 #include "plan/decl_impl.h"
 
-#include <moezero/random.h>
-
 /* Counts and displacements of a bulk entry, [N] each, in elements. */
-typedef struct wire {
+typedef struct mz_wire {
   int64_t *counts, *send_displs, *recv_displs;
 } wire_t;
-
-struct mz_zero {
-  mz_zero_opts_t opts;
-  const mz_plan_t *plan;
-  const void **weights;
-  void **grads;
-  uint8_t *accumulate;
-  wire_t *wires;         /* by entry */
-  int64_t *wire_numbers; /* what they point into */
-  int64_t *lengths;      /* scratch of reorder: shards of an entry's units */
-  mz_ticket_t *tickets;  /* by entry */
-};
 
 char *mz_zero_buffer(const mz_zero_t *zero, int32_t buffer)
 {
@@ -234,8 +220,11 @@ mz_status_t mz_zero_post(mz_zero_t *zero, int32_t entry)
       mz_comm_post(zero->opts.comm, MZ_LANE_BULK, &msg, &zero->tickets[entry]));
 }
 
-mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry)
+mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry, bool on_stream)
 {
+  if (on_stream)
+    return MZ_TRACE(
+        mz_comm_wait_on_stream(zero->opts.comm, zero->tickets[entry]));
   return MZ_TRACE(mz_comm_wait(zero->opts.comm, zero->tickets[entry]));
 }
 
@@ -336,71 +325,6 @@ mz_status_t mz_zero_sum(mz_zero_t *zero, int32_t entry, bool first)
 }
 
 /* --- numbers --- */
-
-enum { PIECE = 1 << 22 /* elements that pass through the host at once */ };
-
-static void init_piece(const mz_tensor_t *t, uint64_t seed, int64_t first,
-                       int64_t num, float *w)
-{
-  mz_random_t random = mz_random_make(seed, t->hash, MZ_PURPOSE_INIT, 0);
-
-#pragma omp parallel for schedule(static)
-  for (int64_t j = 0; j < num; j++)
-    w[j] = t->init == MZ_INIT_NORMAL
-               ? (float)(t->init_std *
-                         mz_random_normal(&random, (uint64_t)(first + j)))
-               : (t->init == MZ_INIT_ONE ? 1.0f : 0.0f);
-}
-
-static mz_status_t init_segment(mz_zero_t *z, const mz_segment_t *s,
-                                uint64_t seed, float *piece)
-{
-  const mz_tensor_t *t = &z->plan->decl->tensors[s->tensor];
-  float *w = mz_zero_segment(z, s, MZ_PART_WEIGHTS);
-
-  for (int64_t at = 0; at < s->length; at += PIECE) {
-    int64_t num = mz_min_i64(PIECE, s->length - at);
-
-    init_piece(t, seed, s->tensor_offset + at, num, piece ? piece : w + at);
-    if (piece) MZ_TRY(mz_zero_store(z, w + at, num, piece));
-  }
-  return MZ_OK;
-}
-
-mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed)
-{
-  const mz_plan_t *p = zero->plan;
-  float *piece = NULL;
-  mz_status_t st = MZ_OK;
-
-  if (!zero->opts.kernels->device->ops->is_host)
-    MZ_TRY(mz_new(PIECE, "initial values", &piece));
-  for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++)
-    MZ_TRY_GOTO(
-        st, init_segment(zero, &p->segments[MZ_SHARE_UPDATED][i], seed, piece),
-        done);
-done:
-  mz_free(piece);
-  return st;
-}
-
-mz_status_t mz_zero_fetch(const mz_zero_t *zero, const float *values,
-                          int64_t num, float *host_out)
-{
-  mz_device_t *device = zero->opts.kernels->device;
-
-  MZ_TRY(mz_device_copy(device, host_out, values, num * 4, zero->opts.stream));
-  return MZ_TRACE(mz_stream_synchronize(device, zero->opts.stream));
-}
-
-mz_status_t mz_zero_store(const mz_zero_t *zero, float *values, int64_t num,
-                          const float *host)
-{
-  mz_device_t *device = zero->opts.kernels->device;
-
-  MZ_TRY(mz_device_copy(device, values, host, num * 4, zero->opts.stream));
-  return MZ_TRACE(mz_stream_synchronize(device, zero->opts.stream));
-}
 
 /* Where the model's dtype holds a segment that this rank updates. */
 static char *working_copy(const mz_zero_t *z, const mz_segment_t *s)

@@ -4,20 +4,30 @@
 
   gpu_bench.py [MODEL]... [--rounds N]        speed, memory, first step
   gpu_bench.py [MODEL] --losses [--steps N]   the same start and tokens: losses
-  gpu_bench.py [MODEL]... --kernels           where the time of a step goes
+  gpu_bench.py [MODEL]... --parts             where the time of a step goes
+  gpu_bench.py [MODEL]... --shared N          the same on N ranks of the GPU
+  gpu_bench.py [MODEL]... --kernels           kernels by time, and the peer's
 
 A round runs the peer, gpt_moe with train.deterministic and gpt_moe without; 10
 steps of a run are warm-up, the medians are over the 30 after them. The first
 round of gpt_moe is cold, the later ones find the tuning file of the first; the
 peer's compiler keeps its cache from round to round likewise. Before the first
 and after the last run PyTorch times a product of 8192^3: when the two are
-more than 3% apart the card did not hold its speed, and the exit code is 3.
+more than 3% apart the card did not hold its speed, and the exit code is 3. It
+times a copy of 2 GiB too.
 
 --losses: the peer's initial weights go through tests/peers/dump_to_h5.py into
 gpt_moe, both read the tokens of tests/peers/tokens_for.py. Compared are the
 losses of every step (largest relative difference at most 1e-2, and at most
 twice that between the peer and itself in another precision setting); exit 1 if
 they are not.
+
+--parts: one run of gpt_moe with wall_clock_breakdown, no peer; parts_table.py
+says what the rows are and how near each can come to that product or that copy.
+
+--shared: ranks share the GPU, the experts lie on two, a micro-batch is one
+sequence: messages that were not hidden, and gaps, with comm.wait host and
+stream. For the waits themselves; ranks of one GPU say nothing about speed.
 
 --kernels: one run of each program with the build's kernel_times in it, which
 slows it a little: kernels by time over the last 10 steps, and pauses.
@@ -35,8 +45,9 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
+
+import gpu_card
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -75,7 +86,7 @@ def config_path(model):
 
 
 class Shape:
-    """What the tokens need, from the configuration."""
+    """What the runs need, from the configuration."""
 
     def __init__(self, model):
         with open(config_path(model)) as f:
@@ -85,68 +96,7 @@ class Shape:
                            c.get("train_batch_size"))
         padded = c["model"]["vocab_size"]
         self.vocab = 50257 if padded == 50304 else padded
-
-
-# --- the card ---
-
-def card_used():
-    """Bytes in use on GPU 0 by all programs; None without a GPU."""
-    try:
-        text = subprocess.run(
-            ["nvidia-smi", "--id=0", "--query-gpu=memory.used",
-             "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, check=True).stdout
-        return int(text.split()[0]) << 20
-    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
-        return None
-
-
-class Watch:
-    """The most memory in use on the card over what was used before."""
-
-    def __init__(self, wanted):
-        self.before = card_used() if wanted else None
-        self.most = self.before
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.look, daemon=True)
-        if self.before is not None:
-            self.thread.start()
-
-    def look(self):
-        while not self.stop.wait(0.5):
-            used = card_used()
-            if used is not None:
-                self.most = max(self.most, used)
-
-    def end(self):
-        if self.before is None:
-            return None
-        self.stop.set()
-        self.thread.join()
-        return self.most - self.before
-
-
-def measure_mm(python):
-    """TFLOP/s of an 8192^3 bf16 product; None without PyTorch or a GPU."""
-    code = """
-import torch
-n = 8192
-a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16)
-        for _ in range(2))
-c = torch.empty_like(a)
-times = []
-for i in range(60):
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(5):
-        torch.matmul(a, b, out=c)
-    end.record()
-    end.synchronize()
-    times.append(begin.elapsed_time(end) / 5)
-print(2 * n ** 3 / sorted(times[20:])[20] * 1e-9)
-"""
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True)
-    return float(done.stdout) if done.returncode == 0 else None
+        self.moe = "moe" in c
 
 
 # --- one run of each program ---
@@ -167,16 +117,23 @@ def failed(name, process, log):
     raise Failed("%s ended with %d:\n%s" % (name, process.returncode, tail))
 
 
-def run_ours(a, model, tokens, out, steps, watch=False, extra=(), env=None):
+def launcher(a, ranks):
+    words = a.launcher.split()
+    return [str(ranks) if before in ("-n", "-np") else word
+            for before, word in zip([""] + words, words)]
+
+
+def run_ours(a, model, tokens, out, steps, watch=False, extra=(), env=None,
+             ranks=1):
     """The lines of the metrics; seconds from the start to the first step."""
-    command = a.launcher.split() + [
+    command = launcher(a, ranks) + [
         os.path.join(a.build, "apps", "gpt_moe"), config_path(model),
         "--data", tokens, "--out", out, "--steps", str(steps), "--json"]
     if a.device != "cuda":
         command += ["--set", "train.device=" + a.device]
     command += extra
     lines, first_s = [], None
-    watched = Watch(watch)
+    watched = gpu_card.Watch(watch)
     with open(out + ".log", "w") as log:
         began = time.time()
         process = start(command, log, env)
@@ -219,7 +176,7 @@ def run_peer(a, model, name, flags, watch=False, env=None):
     env = dict(env or os.environ, TORCHINDUCTOR_CACHE_DIR=os.path.join(
         a.work, "inductor"))
     first = last = None
-    watched = Watch(watch)
+    watched = gpu_card.Watch(watch)
     with open(path + ".log", "w") as log:
         began = time.time()
         process = start(command, log, env)
@@ -390,6 +347,49 @@ def kernels_model(a, model):
     return rows + kernels_of("PyTorch", prefix, run["ms_steps"])
 
 
+# --- parts ---
+
+BREAKDOWN = ["--set", "wall_clock_breakdown=true"]
+
+
+def parts_model(a, model, mm, copy):
+    import parts_table
+    steps = WARMUP + a.steps
+    tokens = make_tokens(a, model, Shape(model), steps)[0]
+    value = a.deterministic.split(",")[0]
+    out = ours_folder(a, model, value)[0]
+    run_ours(a, model, tokens, out, steps, extra=BREAKDOWN + [
+        "--set", "train.deterministic=" + value])
+    return parts_table.table(out, WARMUP, mm, copy) + [""]
+
+
+def shared_model(a, model):
+    """The table; whether both forms of waiting ran."""
+    import parts_table
+    steps, runs, refused = WARMUP + a.steps, {}, []
+    shape = Shape(model)
+    tokens = make_tokens(a, model, shape, steps)[0]
+    env = dict(os.environ, OMPI_MCA_rmaps_base_oversubscribe="1",
+               PRTE_MCA_rmaps_default_mapping_policy=":oversubscribe",
+               OMPI_MCA_mpi_yield_when_idle="1", OMP_NUM_THREADS="1")
+    for wait in ("host", "stream"):
+        out = ours_folder(a, model, "shared-" + wait)[0]
+        extra = BREAKDOWN + ["--set", "comm.wait=" + wait]
+        extra += ["--set", "train_micro_batch_size_per_gpu=1"]
+        if shape.moe:
+            extra += ["--set", "moe.ep_size=2"]
+        try:
+            run_ours(a, model, tokens, out, steps, extra=extra, env=env,
+                     ranks=a.shared)
+            runs["comm.wait " + wait] = out
+        except Failed as error:
+            reasons = [x for x in str(error).splitlines()
+                       if x.startswith("gpt_moe: ")] or [str(error)]
+            refused += ["comm.wait %s did not run: %s" % (wait, reasons[0]), ""]
+    rows = parts_table.shared_table(runs, WARMUP) if runs else []
+    return rows + [""] + refused, not refused
+
+
 # --- losses ---
 
 def make_tokens(a, model, shape, steps):
@@ -486,10 +486,13 @@ def parse():
         formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("models", nargs="*", metavar="MODEL",
                    help="of %s; default: the first three, with --losses "
-                   "moe-0.55b" % ", ".join(MODELS))
+                   "and --shared moe-0.55b" % ", ".join(MODELS))
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=30, help="that count")
     p.add_argument("--losses", action="store_true")
+    p.add_argument("--parts", action="store_true")
+    p.add_argument("--shared", type=int, default=0, metavar="N",
+                   help="an even number of ranks")
     p.add_argument("--kernels", action="store_true")
     p.add_argument("--no-peer", action="store_true")
     p.add_argument("--no-mm", action="store_true")
@@ -498,7 +501,8 @@ def parse():
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     p.add_argument("--build", default="build")
     p.add_argument("--work", default=os.path.join(ROOT, ".cache", "gpu-bench"))
-    p.add_argument("--launcher", default="mpirun -n 1 --bind-to none")
+    p.add_argument("--launcher", default="mpirun -n 1 --bind-to none",
+                   help="with -n 1, which --shared changes")
     p.add_argument("--python", default=sys.executable, help="has PyTorch")
     p.add_argument("--peer-flags", default="", help="added in speed runs")
     p.add_argument("--loss-flags", default=EAGER,
@@ -511,7 +515,8 @@ def parse():
                    help="a spread below this counts as this")
     p.add_argument("--out", help="also write the report here")
     a = p.parse_args()
-    a.models = a.models or (["moe-0.55b"] if a.losses else list(MODELS)[:3])
+    a.models = a.models or (["moe-0.55b"] if a.losses or a.shared else
+                            list(MODELS)[:3])
     for model in a.models:
         if model not in MODELS:
             p.error("no model %s" % model)
@@ -531,14 +536,20 @@ def report(a):
     put("`ci/gpu-bench %s`, %s; %s" % (
         " ".join(sys.argv[1:]), datetime.date.today().isoformat(),
         versions(a)), "")
-    with_mm = not (a.no_mm or a.losses or a.kernels)
-    before = measure_mm(a.python) if with_mm else None
+    with_mm = not (a.no_mm or a.losses or a.kernels or a.shared)
+    before, copy = gpu_card.measure(a.python) if with_mm else (None, None)
     for model in a.models:
         put("## %s" % model, "")
         try:
             if a.losses:
                 rows, good = compare_losses(a, model)
                 put(*rows, "")
+                code = code or (0 if good else 1)
+            elif a.parts:
+                put(*parts_model(a, model, before, copy))
+            elif a.shared:
+                rows, good = shared_model(a, model)
+                put(*rows)
                 code = code or (0 if good else 1)
             elif a.kernels:
                 put(*kernels_model(a, model))
@@ -549,10 +560,10 @@ def report(a):
             put("failed", "")
             code = 1
     if before:
-        after = measure_mm(a.python)
+        after = gpu_card.measure(a.python)[0]
         apart = abs(after - before) / before
-        put("8192^3 product: %.0f TFLOP/s before, %.0f after%s" % (
-            before, after, "" if apart <= MM_SPREAD else
+        put("8192^3 product: %.0f TFLOP/s before, %.0f after; copy of 2 GiB: "
+            "%.2f TB/s%s" % (before, after, copy, "" if apart <= MM_SPREAD else
             "; MORE THAN 3% APART: the run does not count"))
         code = code or (0 if apart <= MM_SPREAD else 3)
     if a.out:

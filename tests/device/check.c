@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ARRAYS = 4096 };
+enum { MAX_ARRAYS = 4096, QUICK_ELEMENTS = 1 << 21, QUICK_PRODUCTS = 1 << 25 };
 
 static dual_t arrays[MAX_ARRAYS];
 static int num_arrays;
@@ -49,6 +49,12 @@ void sides_open(mz_dtype_t dtype, int64_t workspace_bytes, sides_t *sides)
   must(mz_device_alloc(sides->device, workspace_bytes, "workspace",
                        &opts.workspace));
   must(mz_kernels_create(&opts, &sides->cuda));
+}
+
+bool sides_skip(const sides_t *sides, int64_t elements, int64_t products)
+{
+  return sides->quick &&
+         (elements > QUICK_ELEMENTS || products > QUICK_PRODUCTS);
 }
 
 void sides_close(sides_t *sides)

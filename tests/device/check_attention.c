@@ -272,7 +272,10 @@ void check_attention(sides_t *sides)
   };
 
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
-    check_shape(sides, &shapes[i]);
+    if (!sides_skip(sides, 0,
+                    (int64_t)shapes[i].b * shapes[i].a * shapes[i].s *
+                        shapes[i].s * shapes[i].d))
+      check_shape(sides, &shapes[i]);
   check_refusals(sides);
   for (size_t i = 0; i < sizeof turned / sizeof *turned; i++)
     for (int inverse = 0; inverse < 2; inverse++)

@@ -141,6 +141,7 @@ static void check_head(sides_t *s, shape_t shape)
 {
   head_t h;
 
+  if (sides_skip(s, 0, shape.rows * shape.width * shape.vocab)) return;
   printf("%lld rows of %lld, vocabulary %lld, chunks of %lld\n",
          (long long)shape.rows, (long long)shape.width, (long long)shape.vocab,
          (long long)shape.chunk_rows);
@@ -170,6 +171,6 @@ void check_xent(sides_t *s)
   }
   printf("tuned\n");
   must(mz_cuda_products_tune(products, true));
-  check_head(s, (shape_t){300, 128, 5003, 60});
+  check_head(s, (shape_t){300, 128, s->quick ? 803 : 5003, 60});
   must(mz_cuda_products_tune(products, false));
 }

@@ -15,6 +15,7 @@ static int num_lines;
 void mz_outside_mark(const char *phase)
 {
   if (strcmp(phase, "warm") != 0) return;
+  outside_mark_device();
   outside_mark_memory();
   outside_mark_messages();
 }

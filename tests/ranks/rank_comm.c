@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
- * The queue on real ranks. rank_comm FORM LIMIT; FORM is thread or inline,
- * LIMIT the elements that an MPI call takes (0: MPI's own limit). Every case
- * runs on the world and on its reversed order. Exit code 0: all is right.
+ * The queue on real ranks. rank_comm FORM LIMIT; FORM is thread, inline or
+ * pairwise (inline as well), LIMIT the elements that an MPI call takes (0:
+ * MPI's own limit). Every case runs on the world and on its reversed order.
+ * Exit code 0: all is right.
  *
  * Contents are a function of (case, sender, receiver, index), so that every
  * element is checked bit by bit. Letters: W ranks of world, N of a group.
@@ -565,6 +566,7 @@ int main(int argc, char **argv)
 
   if (argc != 3) return 2;
   opts.thread = strcmp(argv[1], "thread") == 0;
+  opts.pairwise = strcmp(argv[1], "pairwise") == 0;
   opts.count_limit = atoi(argv[2]);
   MPI_Init_thread(&argc, &argv,
                   opts.thread ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED,

@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TINY on GPUs, where ranks may share one: every layout of the ranks equals one
  * CPU rank, whatever waits, and a run repeats its bits. Needs a GPU.
- *   rank_device [KEY=VALUE]...
- * Prints a line a layout; the last one counts. Exit code 0: all agree. */
+ *   rank_device [soak=STEPS] [KEY=VALUE]...
+ * Prints a line a layout; the last one counts. With soak only that many steps
+ * of routing that changes, one rank held up at random. Exit code 0: all agree.
+ */
 #include "tiny.h"
 
+#include "base/alloc.h"
 #include "base/check.h"
 
+#include <math.h>
+#include <moezero/random.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { STEPS = 10, BATCH = 8, OWN = 5, MAX_ALL = 32, MAX_SEEDS = 16 };
 
@@ -20,7 +27,7 @@ static const char **given;
 static int num_given;
 
 static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
-                           tiny_run_t *run)
+                           int num_steps, tiny_run_t *run)
 {
   char own[OWN][64];
   const char *all[MAX_ALL];
@@ -37,7 +44,7 @@ static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
     all[n] = own[n];
   for (int i = 0; i < num_given; i++)
     all[n++] = given[i];
-  return MZ_TRACE(tiny_run(all, n, comm, STEPS, run));
+  return MZ_TRACE(tiny_run(all, n, comm, num_steps, run));
 }
 
 /* A near-tie of the gate may flip: the first seed without one. */
@@ -45,7 +52,7 @@ static mz_status_t find_reference(tiny_run_t *run)
 {
   for (int i = 0; i < MAX_SEEDS; i++, seed++) {
     tiny_run_free(run);
-    MZ_TRY(run_one("cpu", 1, 0, MPI_COMM_SELF, run));
+    MZ_TRY(run_one("cpu", 1, 0, MPI_COMM_SELF, STEPS, run));
     if (run->min_gap > 1e-4) return MZ_OK;
   }
   MZ_FAIL(MZ_ERR_DATA, "a gate gap below 1e-4 at every seed");
@@ -69,6 +76,31 @@ static void note(bool ok, const char *name, mz_status_t st,
     failed++;
 }
 
+/* Two runs with rank 0's table of a first step: bits repeat with one table. */
+static mz_status_t run_twice(int ep, int stage, MPI_Comm comm, tiny_run_t *one,
+                             tiny_run_t *two)
+{
+  tiny_run_t first = {0};
+  char *table = NULL;
+  int bytes;
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, 1, &first), done);
+  bytes = (int)strlen(first.tuning) + 1;
+  MPI_Bcast(&bytes, 1, MPI_INT, 0, comm);
+  MZ_TRY_GOTO(st, mz_new(bytes, "table", &table), done);
+  if (me == 0) memcpy(table, first.tuning, (size_t)bytes);
+  MPI_Bcast(table, bytes, MPI_CHAR, 0, comm);
+  tiny_tuning = table;
+  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, STEPS, one), done);
+  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, STEPS, two), done);
+done:
+  tiny_tuning = NULL;
+  mz_free(table);
+  tiny_run_free(&first);
+  return st;
+}
+
 static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
 {
   tiny_run_t one = {0}, two = {0};
@@ -82,8 +114,7 @@ static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
            tiny_inline ? " inline" : "");
   MPI_Comm_split(MPI_COMM_WORLD, me < np ? 0 : MPI_UNDEFINED, me, &part);
   if (part != MPI_COMM_NULL) {
-    st = run_one("cuda", ep, stage, part, &one);
-    if (st == MZ_OK) st = run_one("cuda", ep, stage, part, &two);
+    st = run_twice(ep, stage, part, &one, &two);
     if (st == MZ_OK) {
       apart = tiny_compare(reference, &one);
       same = one.hash == two.hash;
@@ -97,16 +128,81 @@ static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
   tiny_run_free(&two);
 }
 
+/* Nobody knows which rank is late in a step, nor by how much. */
+static void hold_up(int64_t step)
+{
+  mz_random_t random = mz_random_make(5, (uint32_t)step, MZ_PURPOSE_OWN, 0);
+  struct timespec pause = {0};
+
+  if ((int)(mz_random_u32(&random, 0) % (uint32_t)world) != me) return;
+  pause.tv_nsec = mz_random_u32(&random, 1) % 3000000;
+  nanosleep(&pause, NULL);
+}
+
+static mz_status_t soak(int64_t steps)
+{
+  char own[3][64];
+  const char *all[MAX_ALL];
+  int n = 0;
+  tiny_t tiny;
+  mz_step_result_t result;
+  struct timespec begin, end;
+
+  snprintf(own[0], sizeof own[0], "train.device=cuda");
+  snprintf(own[1], sizeof own[1], "moe.ep_size=%d", world > 1 ? 2 : 1);
+  snprintf(own[2], sizeof own[2], "train_micro_batch_size_per_gpu=%d",
+           BATCH / world);
+  for (; n < 3; n++)
+    all[n] = own[n];
+  for (int i = 0; i < num_given; i++)
+    all[n++] = given[i];
+  MZ_TRY(tiny_create(all, n, MPI_COMM_WORLD, &tiny));
+  clock_gettime(CLOCK_MONOTONIC, &begin);
+  for (int64_t i = 0; i < steps; i++) {
+    hold_up(i);
+    MZ_TRY(tiny_step(&tiny, &result));
+    MZ_REQUIRE(isfinite(result.loss), MZ_ERR_DATA,
+               "the loss of step %" PRId64 " is %g", i + 1, result.loss);
+  }
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  if (me == 0)
+    printf("soak: %" PRId64 " steps in %.1f s, loss %.4f\n", steps,
+           (double)(end.tv_sec - begin.tv_sec) +
+               1e-9 * (double)(end.tv_nsec - begin.tv_nsec),
+           result.loss);
+  tiny_destroy(&tiny);
+  return MZ_OK;
+}
+
+static int run_soak(int64_t steps)
+{
+  mz_status_t st = soak(steps);
+
+  if (st != MZ_OK) {
+    printf("rank %d: %s\n", me, mz_error_last());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+  return 0;
+}
+
 int main(int argc, char **argv)
 {
   tiny_run_t reference = {0};
   int provided, index = 0;
+  int64_t steps = 0;
 
   given = (const char **)argv + 1;
   num_given = argc - 1;
+  if (num_given > 0 && strncmp(given[0], "soak=", 5) == 0) {
+    steps = strtoll(given[0] + 5, NULL, 10);
+    given++;
+    num_given--;
+  }
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   MPI_Comm_rank(MPI_COMM_WORLD, &me);
+  if (steps > 0) return run_soak(steps);
   if (find_reference(&reference) != MZ_OK) {
     printf("rank %d: %s\n", me, mz_error_last());
     MPI_Abort(MPI_COMM_WORLD, 1);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* More tokens than one expert takes: the MoE layer alone, between a layer that
  * gives its input and one that gives the gradient of its output.
- *   rank_drops     any ranks, each with 20 tokens that all want expert 0 of 4
- * Expert 0 takes 5 tokens a rank. Every drop policy, and by position with every
- * third token a pad; experts that return their input and experts of weights. A
- * last word "inline" runs without the communication thread. Exit code 0: all is
- * right. */
+ *   rank_drops [KEY=VALUE]... [inline]
+ * Any ranks, each with 20 tokens that all want expert 0 of 4. Expert 0 takes 5
+ * tokens a rank. Every drop policy, and by position with every third token a
+ * pad; experts that return their input and experts of weights. A last word
+ * "inline" runs without the communication thread. train.device=cuda puts the
+ * layer on a GPU. Exit code 0: all is right. */
 #include "base/alloc.h"
 #include "base/check.h"
 #include "train/engine_impl.h"
@@ -16,7 +17,14 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TOKENS = 20, WIDTH = 8, EXPERTS = 4, CAPACITY = 5, STEPS = 4 };
+enum {
+  TOKENS = 20,
+  WIDTH = 8,
+  EXPERTS = 4,
+  CAPACITY = 5,
+  STEPS = 4,
+  MAX_GIVEN = 8
+};
 
 static const char text[] =
     "{\"data\": {\"sequence_length\": 20}, \"moe\": {\"k\": 1, "
@@ -28,6 +36,8 @@ static const char text[] =
 
 static int world_rank, world_size, num_failed;
 static bool without_thread;
+static char **given;
+static int num_given;
 
 /* The layers on both sides, and what they saw last. */
 typedef struct bench {
@@ -46,43 +56,65 @@ static float gradient(int64_t i) { return -0.25f - (float)i / 32; }
 
 static bool is_pad(int64_t t) { return t % 3 == 1; }
 
+/* The layer's buffers lie on its device. */
+static mz_status_t give(const mz_call_t *call, int32_t buffer,
+                        float (*value)(int64_t i))
+{
+  float values[TOKENS * WIDTH];
+  int64_t num = call->micro->num_tokens * WIDTH;
+
+  for (int64_t i = 0; i < num; i++)
+    values[i] = value(i);
+  return MZ_TRACE(mz_device_copy(call->kernels->device, call->buffers[buffer],
+                                 values, num * 4, call->stream));
+}
+
+static mz_status_t give_pads(const mz_call_t *call, int32_t buffer)
+{
+  int32_t used[TOKENS];
+
+  for (int64_t t = 0; t < call->micro->num_tokens; t++)
+    used[t] = !is_pad(t);
+  return MZ_TRACE(mz_device_copy(call->kernels->device, call->buffers[buffer],
+                                 used, call->micro->num_tokens * 4,
+                                 call->stream));
+}
+
+static mz_status_t see(const mz_call_t *call, int32_t buffer,
+                       float values[TOKENS * WIDTH])
+{
+  return MZ_TRACE(mz_device_copy(call->kernels->device, values,
+                                 call->buffers[buffer], TOKENS * WIDTH * 4,
+                                 call->stream));
+}
+
 static mz_status_t give_input(const mz_call_t *call, void *self)
 {
   const bench_t *b = self;
-  float *x = call->buffers[b->x];
-  int32_t *used = call->buffers[b->used];
 
-  for (int64_t i = 0; i < call->micro->num_tokens * WIDTH; i++)
-    x[i] = input(i);
-  for (int64_t t = 0; t < call->micro->num_tokens; t++)
-    used[t] = !is_pad(t);
-  return MZ_OK;
+  MZ_TRY(give_pads(call, b->used));
+  return MZ_TRACE(give(call, b->x, input));
 }
 
 static mz_status_t see_gradient(const mz_call_t *call, void *self)
 {
   bench_t *b = self;
 
-  memcpy(b->seen_d_x, call->buffers[b->d_x], sizeof b->seen_d_x);
-  return MZ_OK;
+  return MZ_TRACE(see(call, b->d_x, b->seen_d_x));
 }
 
 static mz_status_t see_output(const mz_call_t *call, void *self)
 {
   bench_t *b = self;
 
-  memcpy(b->seen_y, call->buffers[b->y], sizeof b->seen_y);
-  return MZ_OK;
+  return MZ_TRACE(see(call, b->y, b->seen_y));
 }
 
 static mz_status_t give_gradient(const mz_call_t *call, void *self)
 {
   const bench_t *b = self;
-  float *d_y = call->buffers[b->d_y];
 
-  for (int64_t i = 0; i < call->micro->num_tokens * WIDTH; i++)
-    d_y[i] = gradient(i);
-  return MZ_OK;
+  return MZ_TRACE(give(call, b->d_y, gradient));
 }
 
 /* --- the network --- */
@@ -193,14 +225,16 @@ static mz_status_t create(bench_t *b, const char *policy, int stage,
   bool random = strcmp(policy, "random") == 0;
   bool probs = strcmp(policy, "probs") == 0;
   char own[4][64];
-  const char *all[] = {own[0], own[1], own[2], own[3]};
+  const char *all[4 + MAX_GIVEN] = {own[0], own[1], own[2], own[3]};
 
   snprintf(own[0], 64, "moe.drop_policy=%s", probs ? "probs" : "position");
   b->pads = strcmp(policy, "pads") == 0;
   snprintf(own[1], 64, "moe.use_rts=%s", random ? "true" : "false");
   snprintf(own[2], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[3], 64, "comm.thread=%s", without_thread ? "false" : "true");
-  MZ_TRY(mz_config_parse(text, "drops", all, 4, &b->config));
+  for (int i = 0; i < num_given; i++)
+    all[4 + i] = given[i];
+  MZ_TRY(mz_config_parse(text, "drops", all, 4 + num_given, &b->config));
   MZ_TRY(mz_config_resolve(b->config, world_size));
   MZ_TRY(mz_decl_create(&b->decl));
   MZ_TRY(declare_buffers(b));
@@ -354,6 +388,9 @@ int main(int argc, char **argv)
   int provided;
 
   without_thread = argc > 1 && strcmp(argv[argc - 1], "inline") == 0;
+  given = argv + 1;
+  num_given = argc - 1 - without_thread;
+  if (num_given > MAX_GIVEN) return 2;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);

@@ -27,6 +27,7 @@ static const char text[] =
 enum { MAX_ASSIGNMENTS = 64 };
 
 bool tiny_inline;
+const char *tiny_tuning;
 
 void tiny_give(tiny_given_t *given, const char *format, ...)
 {
@@ -62,8 +63,10 @@ mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
   MZ_TRY(tiny_config(assignments, num, comm, &tiny_out->config));
   MZ_TRY(mz_decl_create(&tiny_out->decl));
   MZ_TRY(mz_gpt_declare(mz_config_values(tiny_out->config), tiny_out->decl));
-  return MZ_TRACE(mz_engine_create(tiny_out->config, tiny_out->decl, comm,
-                                   &tiny_out->engine));
+  MZ_TRY(mz_engine_create(tiny_out->config, tiny_out->decl, comm,
+                          &tiny_out->engine));
+  if (!tiny_tuning) return MZ_OK;
+  return MZ_TRACE(mz_engine_take_tuning(tiny_out->engine, tiny_tuning));
 }
 
 void tiny_destroy(tiny_t *tiny)
@@ -189,6 +192,7 @@ mz_status_t tiny_run(const char *const *assignments, int num, MPI_Comm comm,
     run_out->min_gap = fmin(run_out->min_gap, result.min_gap);
   }
   MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_WEIGHTS, run_out), done);
+  MZ_TRY_GOTO(st, mz_engine_tuning_text(tiny.engine, &run_out->tuning), done);
 done:
   tiny_destroy(&tiny);
   return st;
@@ -201,6 +205,7 @@ void tiny_run_free(tiny_run_t *run)
   mz_free(run->names);
   mz_free(run->offsets);
   mz_free(run->values);
+  mz_free(run->tuning);
   memset(run, 0, sizeof *run);
 }
 

@@ -36,6 +36,7 @@ typedef struct tiny_run {
   int64_t *offsets; /* [num_tensors + 1] */
   int num_tensors;
   char **names;
+  char *tuning; /* this rank's table at the end */
 } tiny_run_t;
 
 /* An engine on TINY with assignments "key=value" over it. */
@@ -52,6 +53,9 @@ typedef struct tiny {
 /* Engines make progress inline: comm.thread is false unless an assignment says
  * otherwise. */
 extern bool tiny_inline;
+
+/* The tuning table that engines take, the same on all ranks; NULL: none. */
+extern const char *tiny_tuning;
 
 /* TINY's configuration for the ranks of comm. */
 mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,

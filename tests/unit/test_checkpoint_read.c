@@ -3,11 +3,13 @@
 #include "sample.h"
 
 #include "base/alloc.h"
+#include "checkpoint/h5.h"
 #include "checkpoint/half.h"
 #include "checkpoint/sum64.h"
 #include "train/differ.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <moezero/checkpoint.h>
 #include <string.h>
@@ -61,6 +63,7 @@ Test(read, any_range_of_any_tensor)
   cr_assert_eq(mz_ckpt_state(c)->seed, 77);
   cr_assert_str_eq(mz_ckpt_state(c)->config, "{\"a\": 1}");
   cr_assert_str_eq(mz_ckpt_state(c)->client_state, "of a client");
+  cr_assert_str_eq(mz_ckpt_state(c)->tuning, "one\ntwo\n");
   cr_assert_eq(mz_ckpt_num_tensors(c), 7);
   cr_assert_eq(mz_ckpt_find(c, "box"), 1);
   cr_assert_eq(mz_ckpt_find(c, "bo"), -1);
@@ -73,6 +76,45 @@ Test(read, any_range_of_any_tensor)
   mz_ckpt_close(&c);
   c = open_good(folder, "c/global_step1");
   cr_assert_eq(mz_ckpt_state(c)->step, 1);
+  mz_ckpt_close(&c);
+  remove_folder(folder);
+}
+
+/* checkpoint.h5 as it was before it had a tuning table, sealed again. */
+static void make_older(const char *path)
+{
+  hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+  char *bytes = NULL;
+  int64_t num;
+  FILE *io;
+
+  cr_assert_geq(H5Ldelete(file, "tuning", H5P_DEFAULT), 0);
+  cr_assert_geq(H5Fclose(file), 0);
+  io = fopen(path, "r+b");
+  cr_assert_eq(fseek(io, 0, SEEK_END), 0);
+  num = ftell(io) - MZ_USER_BLOCK_BYTES;
+  cr_assert_eq(mz_new(num, "checkpoint.h5", &bytes), MZ_OK);
+  cr_assert_eq(fseek(io, MZ_USER_BLOCK_BYTES, SEEK_SET), 0);
+  cr_assert_eq(fread(bytes, 1, (size_t)num, io), (size_t)num);
+  rewind(io);
+  fprintf(io, MZ_FORMAT_CHECKPOINT "\nsum64 %016" PRIx64 "\n",
+          mz_sum64_end(mz_sum64_part(bytes, 0, num), num));
+  fclose(io);
+  mz_free(bytes);
+}
+
+Test(read, a_checkpoint_from_before_the_tuning_table)
+{
+  char folder[SAMPLE_PATH], path[2 * SAMPLE_PATH];
+  mz_ckpt_t *c;
+
+  make_sample(folder, 2);
+  snprintf(path, sizeof path, "%s/c/global_step2/" MZ_MASTER_NAME, folder);
+  make_older(path);
+  c = open_good(folder, "c");
+  cr_assert_str_eq(mz_ckpt_state(c)->tuning, "");
+  cr_assert_str_eq(mz_ckpt_state(c)->client_state, "of a client");
+  expect_values(c);
   mz_ckpt_close(&c);
   remove_folder(folder);
 }

@@ -3,6 +3,9 @@
  * left behind, no rank left running. */
 #include "mpirun.h"
 
+#include "base/check.h"
+#include "kernels/device.h"
+
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -226,6 +229,31 @@ Test(cli, data_shorter_than_a_sequence_is_refused)
   refused(1, "", 1, "valid.bin", "need at least 17");
 }
 
+/* On a machine with a GPU there is nothing to refuse. */
+static bool has_gpu(void)
+{
+  int count;
+
+  return mz_device_count(MZ_BACKEND_CUDA, &count) == MZ_OK;
+}
+
+Test(cli, a_gpu_that_is_not_there_is_refused_with_the_reason)
+{
+  if (has_gpu()) return;
+  refused(1, "--set train.device=cuda", 2, "rank 0: ", mz_error_message());
+  refused(2, "--set train.device=cuda", 2, "rank 0: ", mz_error_message());
+  refused(2, "--set train.device=cuda --set comm.thread=false", 2,
+          "rank 0: ", mz_error_message());
+}
+
+Test(cli, without_a_gpu_auto_is_the_cpu)
+{
+  if (has_gpu()) return;
+  cr_assert_eq(train(2, "--set train.device=auto"), 0, "%s", output);
+  cr_assert(strstr(output, "device of rank 0: CPU"), "%s", output);
+  cr_assert(strstr(output, "step 3/3"), "%s", output);
+}
+
 Test(cli, what_comes_later_is_refused_by_name)
 {
   refused(2, "--fit", 2, "not supported yet", "--fit");
@@ -374,6 +402,27 @@ Test(cli, json_prints_the_lines_of_the_metrics)
   cr_assert_eq(train(1, "--json"), 0, "%s", output);
   cr_assert_eq(times("\"grad_norm\""), 3, "%s", output);
   cr_assert_eq(times("\"eval_loss\""), 1, "%s", output);
+}
+
+/* In the first line of a run, also of one that resumes. */
+Test(cli, metrics_tell_where_the_start_went)
+{
+  static const char *const parts[] = {
+      "\"start.mpi\": ",    "\"start.data\": ",   "\"start.plan\": ",
+      "\"start.device\": ", "\"start.values\": ", "\"start.warm\": ",
+      "\"start.folder\": "};
+  double ms;
+
+  for (int run = 0; run < 2; run++) {
+    cr_assert_eq(train(1, run ? "--json --resume auto --steps 5"
+                              : "--json --set checkpoint.save_interval=3"),
+                 0, "%s", output);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+      cr_assert_eq(times(parts[i]), 1, "%s in %s", parts[i], output);
+      ms = atof(strstr(output, parts[i]) + strlen(parts[i]));
+      cr_assert(ms >= 0 && ms < 30000, "%s%g", parts[i], ms);
+    }
+  }
 }
 
 Test(cli, check_makes_no_folder)

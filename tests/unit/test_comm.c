@@ -18,7 +18,7 @@ ParameterizedTestParameters(comm, messages_arrive_in_order_and_whole)
   static struct form forms[] = {
       {1, "thread 0"}, {2, "thread 0"}, {3, "thread 0"}, {4, "thread 0"},
       {1, "inline 0"}, {2, "inline 0"}, {3, "inline 0"}, {4, "inline 0"},
-      {2, "thread 7"}, {3, "inline 7"}, {4, "thread 7"}};
+      {2, "thread 7"}, {3, "inline 7"}, {4, "thread 7"}, {3, "pairwise 0"}};
 
   return cr_make_param_array(struct form, forms, sizeof forms / sizeof *forms);
 }

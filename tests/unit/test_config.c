@@ -255,7 +255,6 @@ Test(config_sorts, later_keys_are_refused_by_name)
         "not supported yet: moe.use_residual (found true)");
   LATER("moe.num_shared_experts=1",
         "not supported yet: moe.num_shared_experts (found 1)");
-  LATER("comm.wait=stream", "not supported yet: comm.wait (found \"stream\")");
   LATER("comm.flat_limit=8", "not supported yet: comm.flat_limit (found 8)");
   LATER("checkpoint.async=true",
         "not supported yet: checkpoint.async (found true)");

@@ -47,6 +47,27 @@ Test(kernels, cpu_table_is_complete_and_works)
   mz_kernels_destroy(NULL);
 }
 
+Test(kernels, cpu_has_no_choices_and_takes_none)
+{
+  mz_kernels_opts_t opts = {.device = cpu};
+  mz_kernels_t *kernels = NULL;
+  char *text = NULL;
+
+  cr_assert_eq(mz_kernels_create(&opts, &kernels), MZ_OK);
+  cr_assert_eq(mz_kernels_tune(kernels, true), MZ_OK);
+  cr_assert_eq(mz_kernels_tune(kernels, false), MZ_OK);
+  cr_assert_eq(mz_kernels_take_tuning(kernels, ""), MZ_OK);
+  cr_assert_eq(mz_kernels_take_tuning(kernels, "cublaslt 1 sm 90\n"), MZ_OK);
+  cr_assert_eq(mz_kernels_tuning_text(kernels, &text), MZ_OK);
+  cr_assert_str_eq(text, "");
+  mz_free(text);
+  mz_alloc_fail_at(1);
+  cr_assert_eq(mz_kernels_tuning_text(kernels, &text), MZ_ERR_NOMEM);
+  cr_assert_null(text);
+  mz_alloc_fail_at(0);
+  mz_kernels_destroy(&kernels);
+}
+
 Test(kernels, bf16_table_is_complete)
 {
   mz_kernels_opts_t opts = {.device = cpu, .dtype = MZ_BF16};

@@ -118,6 +118,15 @@ Test(layouts, equal_with_poison_and_other_orders_and_limits)
                   "debug.count_limit=7");
 }
 
+/* As with an MPI that does not take a GPU's memory. */
+Test(layouts, equal_with_messages_through_host_memory)
+{
+  expect_equal(4, "cover debug.staged=true -- "
+                  "debug.staged=true moe.saved_rows=0.25 "
+                  "moe.overlap_chunks=2 -- debug.staged=true "
+                  "debug.count_limit=7");
+}
+
 /* From one unit at a time to all but a few; what is gone is poisoned. */
 Test(layouts, equal_with_any_room_for_gathered_weights)
 {

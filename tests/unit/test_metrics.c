@@ -11,6 +11,8 @@ static const int64_t kept[2][4] = {{5, 2, 2, 2}, {4, 4, 4, 4}};
 static const mz_expert_load_t loads[2] = {{4, routed[0], kept[0]},
                                           {4, routed[1], kept[1]}};
 static const mz_named_number_t times[2] = {{"compute", 1.5}, {"wait", 0.25}};
+static const mz_named_number_t parts[2] = {{"gaps", 0.5},
+                                           {"attention.linear", 3}};
 static const mz_named_number_t bytes[1] = {{"params", 1 << 30}};
 
 static mz_metrics_t example(void)
@@ -28,6 +30,8 @@ static mz_metrics_t example(void)
                     .step_ms = 8.0,
                     .time_ms = times,
                     .num_times = 2,
+                    .parts_ms = parts,
+                    .num_parts = 2,
                     .experts = loads,
                     .num_moes = 2,
                     .bytes = bytes,
@@ -75,6 +79,8 @@ Test(metrics, every_field_is_one_line_of_json)
   times_read = json_object_get(json, "time_ms");
   cr_assert_eq(real(times_read, "compute"), 1.5);
   cr_assert_eq(real(times_read, "wait"), 0.25);
+  cr_assert_eq(real(times_read, "gaps"), 0.5);
+  cr_assert_eq(real(times_read, "attention.linear"), 3);
   cr_assert_eq(real(json_object_get(json, "bytes"), "params"), 1073741824.0);
   counts = json_array_get(json_object_get(json, "expert_counts"), 0);
   cr_assert_eq(json_integer_value(json_array_get(counts, 0)), 10);

@@ -44,6 +44,19 @@ Test(numbers, tokens_beyond_the_capacity_get_nothing_and_give_nothing)
   expect_right(2, "rank_drops", "");
 }
 
+/* Small here; ci/gpu-test has the sizes whose offsets pass 2^31. */
+Test(numbers, the_last_of_many_experts_learns_as_it_would_alone)
+{
+  expect_run(1, "tests/ranks/rank_experts", "cpu 80 32 64");
+}
+
+/* What is slow on a GPU is done at once on the CPU: the exchanges and equal
+ * losses are left of it. */
+Test(numbers, slow_work_before_messages_changes_no_bit)
+{
+  expect_run(2, "tests/ranks/rank_delay", "cpu");
+}
+
 Test(numbers, a_rank_without_labels_changes_neither_loss_nor_gradient)
 {
   expect_right(2, "rank_numbers", "masked");
