@@ -67,6 +67,12 @@ typedef struct mz_model_config {
   double dropout;
 } mz_model_config_t;
 
+typedef enum mz_noise_policy {
+  MZ_NOISE_NONE,
+  MZ_NOISE_JITTER, /* of the gate's input */
+  MZ_NOISE_RSAMPLE /* the choice is drawn; k = 1 */
+} mz_noise_policy_t;
+
 typedef struct mz_moe_config {
   /* one entry a MoE block; num_layers of them */
   int32_t num_layers;
@@ -78,10 +84,19 @@ typedef struct mz_moe_config {
   bool expert_bias; /* of the experts' maps; resolved: = model.bias */
   double capacity_factor, eval_capacity_factor;
   int64_t min_capacity;
+  int64_t expert_capacity; /* 0: by the factors */
   bool drop_tokens;
+  bool eval_drop_tokens;        /* resolved: = drop_tokens */
   mz_drop_policy_t drop_policy; /* resolved, use_rts included */
-  bool use_rts;
+  bool use_rts;                 /* resolved: with k = 1 */
   bool norm_topk_prob;
+  mz_score_t score;
+  double temperature, temperature_end; /* resolved: the same with 0 steps */
+  int64_t temperature_steps;
+  mz_noise_policy_t noisy_gate_policy; /* resolved with gate_noise */
+  double gate_noise;                   /* of Jitter; 0 otherwise */
+  bool top2_2nd_expert_sampling;
+  double bias_update_rate;
   mz_aux_loss_t aux_loss;
   mz_aux_scope_t aux_loss_scope;
   double aux_loss_coef, z_loss_coef;

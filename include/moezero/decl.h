@@ -102,10 +102,19 @@ typedef struct mz_buffer_opts {
 /** The balance losses; spec and formulas in moezero/moe.h. */
 typedef enum mz_aux_loss {
   MZ_AUX_NONE,
-  MZ_AUX_LOAD_BALANCING,
+  MZ_AUX_LOAD_BALANCING, /* over all k choices */
+  MZ_AUX_FIRST_CHOICE,   /* over first choices: DeepSpeed's with k = 2 */
+  MZ_AUX_SQUARED         /* squared distances of mean gates from 1/E */
 } mz_aux_loss_t;
 
 typedef enum mz_aux_scope { MZ_SCOPE_GROUP, MZ_SCOPE_RANK } mz_aux_scope_t;
+
+/** Whether evaluation drops tokens. */
+typedef enum mz_eval_drop {
+  MZ_EVAL_AS_TRAINING,
+  MZ_EVAL_DROPS,
+  MZ_EVAL_DROPLESS
+} mz_eval_drop_t;
 
 /** One set of experts: what the plan must know of a MoE layer's routing. */
 typedef struct mz_moe_opts {
@@ -116,9 +125,13 @@ typedef struct mz_moe_opts {
   bool drop_tokens;    /* bounded by the capacity; else dropless */
   double capacity_factor, eval_capacity_factor; /* > 0 */
   int32_t min_capacity;                         /* >= 0 */
+  int32_t expert_capacity; /* rows an expert takes from a rank at most, instead
+                              of factors; 0: by the factors */
+  mz_eval_drop_t eval_drop;
   mz_aux_loss_t aux_loss;
   mz_aux_scope_t aux_scope;
   double aux_coef, z_coef; /* >= 0 */
+  double bias_update_rate; /* >= 0; 0: choices have no bias */
 } mz_moe_opts_t;
 
 typedef enum mz_pass { MZ_FORWARD, MZ_BACKWARD } mz_pass_t;

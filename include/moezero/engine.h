@@ -45,6 +45,7 @@ typedef struct mz_moe_result {
   int32_t num_experts;
   const int64_t *routed; /* [E] over all ranks and micro-batches of the step */
   const int64_t *kept;   /* [E] */
+  const float *bias;     /* [E] on the choice, after the step; NULL: none */
 } mz_moe_result_t;
 
 typedef struct mz_step_result {

@@ -49,15 +49,17 @@ enum {
 
 /**
  * Statistics of a MoE layer in one micro-batch, 8-byte elements: int64
- * routed[E], int64 kept[E], int64 tokens, fp64 sum of probabilities [E], fp64
- * sum of squared log-sum-exp (z). Element offsets:
+ * routed[E], int64 kept[E], int64 first[E] (routes of first choices), int64
+ * tokens, fp64 sum of probabilities [E], fp64 sum of squared log-sum-exp (z).
+ * Routed and first before dropping. Element offsets:
  */
 #define MZ_STATS_ROUTED(E) 0
 #define MZ_STATS_KEPT(E) (E)
-#define MZ_STATS_TOKENS(E) (2 * (int64_t)(E))
-#define MZ_STATS_PROBS(E) (2 * (int64_t)(E) + 1)
-#define MZ_STATS_Z(E) (3 * (int64_t)(E) + 1)
-#define MZ_STATS_ELEMENTS(E) (3 * (int64_t)(E) + 2)
+#define MZ_STATS_FIRST(E) (2 * (int64_t)(E))
+#define MZ_STATS_TOKENS(E) (3 * (int64_t)(E))
+#define MZ_STATS_PROBS(E) (3 * (int64_t)(E) + 1)
+#define MZ_STATS_Z(E) (4 * (int64_t)(E) + 1)
+#define MZ_STATS_ELEMENTS(E) (4 * (int64_t)(E) + 2)
 
 /** The MoE whose step is running; NULL outside of one. */
 typedef struct mz_moe_call {
@@ -68,6 +70,7 @@ typedef struct mz_moe_call {
   void *stats;         /* this rank's statistics, zeroed before the gate */
   const void *total;   /* sums over the data group, in steps that need_stats */
   double total_tokens; /* of total, host */
+  const float *bias;   /* [E] on the choice of experts, host; NULL: none */
   double ranks;        /* size of the data group */
   bool saved;          /* rows are in the pool (known after the counts) */
   int64_t local_rows;  /* of this rank's experts, all runs (after the counts) */

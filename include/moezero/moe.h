@@ -5,17 +5,34 @@
  *
  * Letters: T tokens, E experts over all ranks, k choices, H width, C capacity.
  *
- * Gate (fp32 whatever the model's dtype): g = softmax(x Wg^T); the k largest
- * gates of a token, equal ones to the lower id. Capacity, when tokens drop:
- * C = max(min_capacity, ceil(fl32(fl32(T/E) * fl32(cf * k)))), T from the
- * largest rank. Weights: k = 1: the gate itself; k >= 2 with norm_topk: divided
- * by max(sum of the kept gates, 2^-23).
+ * Gate (fp32 whatever the model's dtype): logits = x Wg^T / temperature; g =
+ * softmax(logits), or sigmoid(logits) each; the k largest gates of a token,
+ * equal ones to the lower id. Noise, in training alone: jitter multiplies every
+ * element of x by a number around 1; a drawn choice takes the largest of logits
+ * + Gumbel noise and leaves gates and weights clean. Capacity, when tokens
+ * drop: C = max(min_capacity, ceil(fl32(fl32(T/E) * fl32(cf * k)))), T from the
+ * largest rank, or a number that is given. Weights: k = 1: the gate itself; k
+ * >= 2 with norm_topk: divided by max(sum of the kept gates, 2^-23).
  *
- * Balance loss: Fedus et al. 2021 (arXiv:2101.03961) eq. 4 for k choices,
- * E * sum_e f_e P_e with f = routed / (T k), P = mean gate. Scope "group": f, P
- * and T over all data-parallel ranks of the micro-batch; "rank": of each rank,
- * averaged. z-loss: Zoph et al. 2022 (arXiv:2202.08906) eq. 5, mean of
- * logsumexp(logits)^2.
+ * Balance losses of f = routed / (T k), f1 = first choices / T and P = mean
+ * share, where a token's share is p = g / sum g (softmax: g itself). Routed and
+ * first are counted before dropping.
+ *   load_balancing  E * sum_e f_e P_e: Fedus et al. 2021 (arXiv:2101.03961) eq.
+ *                   4 for k choices. 1 when balanced.
+ *   first_choice    E * sum_e f1_e P_e: Lepikhin et al. 2020 (arXiv:2006.16668)
+ *                   sec. 2.2; with k = 1 the same.
+ *   squared         sum_e (P_e - 1/E)^2. P sums to 1, so 1/E is what balance
+ *                   means; another target, such as 1/k, adds a constant to the
+ *                   value and nothing to the gradient.
+ * Scope "group": f, P and T over all data-parallel ranks of the micro-batch;
+ * "rank": of each rank, averaged. z-loss: Zoph et al. 2022 (arXiv:2202.08906)
+ * eq. 5, mean of logsumexp(logits)^2; of softmax alone.
+ *
+ * Balance without a loss (bias_update_rate u): Wang et al. 2024
+ * (arXiv:2408.15664) alg. 1. Experts are chosen by g + b, weights are of g;
+ * after every update b_e += u * sign(mean count - count_e), counts routed over
+ * all ranks and micro-batches of the step. b starts at 0 and is saved in
+ * checkpoints.
  */
 #ifndef MZ_MOE_H
 #define MZ_MOE_H
@@ -68,14 +85,41 @@ typedef enum mz_drop_policy {
   MZ_DROP_RANDOM    /* random token selection */
 } mz_drop_policy_t;
 
+typedef enum mz_score {
+  MZ_SCORE_SOFTMAX, /* gates of a token sum to 1 */
+  MZ_SCORE_SIGMOID  /* each gate by itself: Wang et al. 2024 (arXiv:2408.15664)
+                     */
+} mz_score_t;
+
+/** Choices by the largest of logits + Gumbel noise: draws with the
+ * probabilities of softmax, without repetition. */
+typedef enum mz_choice_noise {
+  MZ_CHOICE_GREEDY,
+  MZ_CHOICE_DRAWN,        /* RSample */
+  MZ_CHOICE_DRAWN_SECOND, /* the first one greedy, the others drawn among the
+                             rest */
+} mz_choice_noise_t;
+
 typedef struct mz_moe_layer_opts {
   mz_moe_opts_t moe;   /* routing, as the plan sees it */
   int64_t hidden_size; /* H */
   int32_t block;       /* unit of the gate's weight */
   double init_std;     /* of the gate's weight */
   mz_drop_policy_t drop_policy;
-  bool norm_topk;      /* k >= 2: weights divided by their sum after dropping */
-  int32_t in, out;     /* buffers [T, H] of the model's dtype */
+  bool norm_topk; /* k >= 2: weights divided by their sum after dropping */
+  mz_score_t score;
+  /* Logits are divided by a number that goes from temperature to
+     temperature_end in temperature_steps optimizer steps and then stays; with 0
+     steps it is temperature, where 0 means 1. All >= 0. */
+  double temperature, temperature_end;
+  int64_t temperature_steps;
+  /* In training alone: */
+  double jitter;                  /* in [0, 1): half the width of its factors */
+  mz_choice_noise_t choice_noise; /* not with moe.bias_update_rate */
+  bool has_pads;   /* a token with 0 in used is a pad: it has no route and its
+                      output is 0, but it counts as a token */
+  int32_t used;    /* buffer [T] int32, written before; with has_pads */
+  int32_t in, out; /* buffers [T, H] of the model's dtype */
   int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
   const mz_expert_ops_t *expert; /* copied */
   void *expert_self;             /* owned by the layer from here on, also when

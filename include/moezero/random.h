@@ -101,6 +101,23 @@ MZ_RANDOM_FN float mz_random_uniform(const mz_random_t *random, uint64_t i)
 }
 
 /**
+ * Bits to a number of the standard Gumbel distribution, -ln(-ln u), u in (0, 1)
+ * an odd multiple of 2^-24, which fp32 holds. The largest of logits plus such
+ * numbers is drawn with the probabilities of their softmax (Maddison et al.
+ * 2014, arXiv:1411.0030, sec. 2).
+ */
+MZ_RANDOM_FN float mz_gumbel_of(uint32_t bits)
+{
+  return -logf(-logf(((float)(bits >> 9) + 0.5f) * 0x1p-23f));
+}
+
+/** A Gumbel number of element @p i. */
+MZ_RANDOM_FN float mz_random_gumbel(const mz_random_t *random, uint64_t i)
+{
+  return mz_gumbel_of(mz_random_u32(random, i));
+}
+
+/**
  * Standard normal of element @p i: Box and Muller 1958 on the two words of the
  * pair (i & ~1, i | 1) of its block; the even element takes the cosine.
  */

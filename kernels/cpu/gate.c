@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The gate and its gradient on the CPU. T tokens, E experts, K choices, H
+/* The gate on the CPU. T tokens, E experts, K choices, H
  * width, C capacity; route r = t * K + j. Formulas: kernels/gate.h.
  *
  * No scratch: the outputs hold what is known so far. probs has the logits
- * until they are turned into gates; row has the routes sorted by expert, and
- * weight the key of each route, while the capacity is applied. */
+ * until they are turned into gates; weight has what a token's sigmoids sum to
+ * until the statistics are there, then the key of each route, and row has the
+ * routes sorted by expert, while the capacity is applied. */
 #include "kernels/cpu/gate.h"
 
 #include "base/alloc.h"
@@ -13,18 +14,11 @@
 #include "kernels/cpu/cpu.h"
 
 #include <cblas.h>
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
-/* Below this many logits a parallel region costs more than it saves. */
-enum { MIN_PARALLEL = 4096 };
-
-/* The weight of a route that the capacity drops; gates are never negative. */
+/* The weight of a route that is dropped; keys are never negative. */
 static const float DROPPED = -1.0f;
-
-/* Smallest sum that weights are divided by: fp32's epsilon. */
-static const float MIN_SUM = FLT_EPSILON;
 
 mz_status_t mz_cpu_gate_check(const mz_gate_t *a)
 {
@@ -34,6 +28,11 @@ mz_status_t mz_cpu_gate_check(const mz_gate_t *a)
   MZ_REQUIRE(a->k >= 1 && a->k <= a->num_experts, MZ_ERR_ARG,
              "k is %" PRId32 ", need 1..num_experts=%" PRId32, a->k,
              a->num_experts);
+  MZ_REQUIRE(a->temperature >= 0 && a->jitter >= 0 && a->jitter < 1, MZ_ERR_ARG,
+             "temperature %g, need at least 0; jitter %g, need 0 <= jitter < 1",
+             (double)a->temperature, (double)a->jitter);
+  MZ_REQUIRE(!a->bias || a->choice_noise == MZ_CHOICE_GREEDY, MZ_ERR_ARG,
+             "a bias and noise of the choice exclude each other");
   MZ_TRY(mz_int_from_i64(a->num_tokens, &narrow));
   MZ_TRY(mz_int_from_i64(a->width, &narrow));
   MZ_TRY(mz_mul_i64(a->num_tokens, a->k, &routes));
@@ -45,6 +44,10 @@ void mz_cpu_gate_logits(const mz_gate_t *a, int64_t first, int64_t rows,
 {
   int width = (int)a->width;
 
+  if (a->jitter > 0.0f) {
+    mz_cpu_jittered_logits(a, first, rows, x, w);
+    return;
+  }
   cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows,
               a->num_experts, width, 1.0f, x, width, w, width, 0.0f,
               a->probs + first * a->num_experts, a->num_experts);
@@ -58,27 +61,59 @@ static void copy_fixed_logits(const mz_gate_t *a)
     memcpy(a->probs + t * a->num_experts, a->fixed_logits, row_bytes);
 }
 
-/* NaN ranks last, so that a broken model still gives K distinct experts. */
-static float rank_of(float logit) { return isnan(logit) ? -INFINITY : logit; }
+/* What the experts of a token are chosen by: logits or gates, to which noise or
+ * a bias is added. */
+typedef struct keys {
+  const float *row;  /* [E] */
+  const float *bias; /* [E] or NULL */
+  const mz_random_t *noise;
+  uint64_t first;  /* place of the token's first number */
+  int32_t without; /* an expert that is not among them; -1: none */
+} keys_t;
 
-/* The best expert after (logit, id) in falling order, equal logits by rising
- * id; id -1: the best of all. Returns -1 when none is left. */
-static int32_t next_best(const float *logits, int32_t num_experts, float logit,
-                         int32_t id)
+/* NaN ranks last, so that a broken model still gives K distinct experts. */
+static inline float rank_of(float key) { return isnan(key) ? -INFINITY : key; }
+
+static inline float key_at(const keys_t *keys, int32_t e)
 {
-  int32_t best = -1;
-  float top = -INFINITY;
+  float key = keys->row[e];
+
+  if (keys->bias) key += keys->bias[e];
+  if (keys->noise)
+    key += mz_random_gumbel(keys->noise, keys->first + (uint64_t)e);
+  return rank_of(key);
+}
+
+typedef struct best {
+  float key;
+  int32_t id; /* -1: none is left */
+} best_t;
+
+/* The best expert after @p last in falling order of keys, equal ones by rising
+ * id; last.id -1: the best of all. plain: keys are the row alone. */
+static inline best_t search(const keys_t *keys, int32_t num_experts,
+                            best_t last, bool plain)
+{
+  best_t best = {-INFINITY, -1};
 
   for (int32_t e = 0; e < num_experts; e++) {
-    float value = rank_of(logits[e]);
-    int left = id < 0 || value < logit || (value == logit && e > id);
+    float key = plain ? rank_of(keys->row[e]) : key_at(keys, e);
+    bool left =
+        last.id < 0 || key < last.key || (key == last.key && e > last.id);
 
-    if (left && (best < 0 || value > top)) {
-      best = e;
-      top = value;
-    }
+    if (left && (plain || e != keys->without) &&
+        (best.id < 0 || key > best.key))
+      best = (best_t){key, e};
   }
   return best;
+}
+
+static best_t next_best(const keys_t *keys, int32_t num_experts, best_t last)
+{
+  bool plain = !keys->bias && !keys->noise;
+
+  return plain ? search(keys, num_experts, last, true)
+               : search(keys, num_experts, last, false);
 }
 
 static int has_choice(const mz_gate_t *a)
@@ -86,30 +121,51 @@ static int has_choice(const mz_gate_t *a)
   return !a->fixed_logits && !a->route_table && a->k < a->num_experts;
 }
 
+uint64_t mz_cpu_gate_number(const mz_gate_t *a, int64_t t, int64_t width)
+{
+  int64_t place = a->samples[t / a->sequence] * a->sequence + t % a->sequence;
+
+  return (uint64_t)place * (uint64_t)width;
+}
+
+static void follow_table(const mz_gate_t *a, int64_t t)
+{
+  int64_t first = a->route_table[a->tokens[t]];
+
+  for (int32_t j = 0; j < a->k; j++)
+    a->expert[t * a->k + j] = (int32_t)((first + j) % a->num_experts);
+}
+
 /* Writes the choices of one token; returns the distance from the last one
  * chosen to the best one left, infinity where that is not a choice. */
 static float choose(const mz_gate_t *a, int64_t t)
 {
-  const float *logits = a->probs + t * a->num_experts;
-  int32_t *expert = a->expert + t * a->k;
-  int32_t id = -1;
-  float logit = INFINITY;
+  keys_t keys = {
+      .row = a->probs + t * a->num_experts, .bias = a->bias, .without = -1};
+  best_t last = {INFINITY, -1}, left;
+  float gap = INFINITY;
 
   if (a->route_table) {
-    int64_t first = a->route_table[a->tokens[t]];
-
-    for (int32_t j = 0; j < a->k; j++)
-      expert[j] = (int32_t)((first + j) % a->num_experts);
+    follow_table(a, t);
     return INFINITY;
   }
+  if (a->choice_noise != MZ_CHOICE_GREEDY)
+    keys.first = mz_cpu_gate_number(a, t, a->num_experts);
+  if (a->choice_noise == MZ_CHOICE_DRAWN) keys.noise = &a->choice_random;
   for (int32_t j = 0; j < a->k; j++) {
-    id = next_best(logits, a->num_experts, logit, id);
-    logit = rank_of(logits[id]);
-    expert[j] = id;
+    last = next_best(&keys, a->num_experts, last);
+    a->expert[t * a->k + j] = last.id;
+    if (j > 0 || a->k == 1 || a->choice_noise != MZ_CHOICE_DRAWN_SECOND)
+      continue;
+    left = next_best(&keys, a->num_experts, last);
+    if (left.id >= 0) gap = last.key - left.key;
+    keys.noise = &a->choice_random;
+    keys.without = last.id;
+    last = (best_t){INFINITY, -1};
   }
   if (!has_choice(a)) return INFINITY;
-  id = next_best(logits, a->num_experts, logit, id);
-  return logit - rank_of(logits[id]);
+  left = next_best(&keys, a->num_experts, last);
+  return fminf(gap, last.key - left.key);
 }
 
 /* Turns a row of logits into gates; returns their log-sum-exp. */
@@ -129,22 +185,85 @@ static float softmax_row(float *row, int32_t num_experts)
   return top + logf(sum);
 }
 
+/* Each gate by itself; returns what they sum to. */
+static float sigmoid_row(float *row, int32_t num_experts)
+{
+  float sum = 0.0f;
+
+  for (int32_t e = 0; e < num_experts; e++) {
+    row[e] = 1.0f / (1.0f + expf(-row[e]));
+    sum += row[e];
+  }
+  return sum;
+}
+
+static float log_sum_exp(const float *row, int32_t num_experts)
+{
+  float top = row[0], sum = 0.0f;
+
+  for (int32_t e = 1; e < num_experts; e++)
+    top = row[e] > top ? row[e] : top;
+  for (int32_t e = 0; e < num_experts; e++)
+    sum += expf(row[e] - top);
+  return top + logf(sum);
+}
+
+static void normalise(const mz_gate_t *a, int64_t t)
+{
+  float *row = a->probs + t * a->num_experts;
+
+  if (a->score == MZ_SCORE_SOFTMAX) {
+    a->lse[t] = softmax_row(row, a->num_experts);
+    return;
+  }
+  a->lse[t] = log_sum_exp(row, a->num_experts);
+  a->weight[t * a->k] = sigmoid_row(row, a->num_experts);
+}
+
+static void cool(const mz_gate_t *a, int64_t t)
+{
+  float *row = a->probs + t * a->num_experts;
+  float scale = 1.0f / a->temperature;
+
+  for (int32_t e = 0; e < a->num_experts; e++)
+    row[e] *= scale;
+}
+
 static float choose_and_normalise(const mz_gate_t *a)
 {
   int64_t size = a->num_tokens * a->num_experts;
   float gap = INFINITY;
 
-#pragma omp parallel for reduction(min : gap) if (size >= MIN_PARALLEL)
+#pragma omp parallel for reduction(min : gap) if (size >= MZ_CPU_GATE_PARALLEL)
   for (int64_t t = 0; t < a->num_tokens; t++) {
-    float distance = choose(a, t);
+    float distance;
 
+    if (a->temperature > 0.0f) cool(a, t);
+    if (a->bias) normalise(a, t); /* the bias is added to gates */
+    distance = choose(a, t);
     gap = distance < gap ? distance : gap;
-    a->lse[t] = softmax_row(a->probs + t * a->num_experts, a->num_experts);
+    if (!a->bias) normalise(a, t);
   }
   return gap;
 }
 
-/* Tokens are summed in order; the threads share the experts, not the tokens. */
+/* Sum of the shares of expert e, over the tokens in order. */
+static double share_sum(const mz_gate_t *a, int32_t e)
+{
+  const float *gate = a->probs + e;
+  double sum = 0.0;
+
+  if (a->score == MZ_SCORE_SOFTMAX) {
+    for (int64_t t = 0; t < a->num_tokens; t++)
+      sum += (double)gate[t * a->num_experts];
+    return sum;
+  }
+  for (int64_t t = 0; t < a->num_tokens; t++)
+    sum += (double)gate[t * a->num_experts] / (double)a->weight[t * a->k];
+  return sum;
+}
+
+/* The threads share the experts, not the tokens. */
 static void add_sums(const mz_gate_t *a)
 {
   double *stats = a->stats;
@@ -152,14 +271,9 @@ static void add_sums(const mz_gate_t *a)
   int64_t size = a->num_tokens * a->num_experts;
   double z = 0.0;
 
-#pragma omp parallel for schedule(static) if (size >= MIN_PARALLEL)
-  for (int32_t e = 0; e < a->num_experts; e++) {
-    double sum = 0.0;
-
-    for (int64_t t = 0; t < a->num_tokens; t++)
-      sum += (double)a->probs[t * a->num_experts + e];
-    probs[e] += sum;
-  }
+#pragma omp parallel for schedule(static) if (size >= MZ_CPU_GATE_PARALLEL)
+  for (int32_t e = 0; e < a->num_experts; e++)
+    probs[e] += share_sum(a, e);
   for (int64_t t = 0; t < a->num_tokens; t++)
     z += (double)a->lse[t] * (double)a->lse[t];
   stats[MZ_STATS_Z(a->num_experts)] += z;
@@ -190,7 +304,7 @@ static void places_to_counts(const mz_gate_t *a)
     a->kept[e] -= a->kept[e - 1];
 }
 
-/* Sorts all routes by expert into row. With K = 2 and MZ_DROP_POSITION every
+/* Sorts the routes by expert into row. With K = 2 and MZ_DROP_POSITION every
  * first choice goes before every second one. */
 static void sort_by_expert(const mz_gate_t *a, int64_t routes)
 {
@@ -198,7 +312,7 @@ static void sort_by_expert(const mz_gate_t *a, int64_t routes)
 
   for (int32_t pass = 0; pass < passes; pass++)
     for (int64_t r = pass; r < routes; r += passes)
-      a->row[a->kept[a->expert[r]]++] = (int32_t)r;
+      if (a->weight[r] != DROPPED) a->row[a->kept[a->expert[r]]++] = (int32_t)r;
 }
 
 static int better(const float *key, int32_t a, int32_t b)
@@ -238,7 +352,8 @@ static void select_best(int32_t *routes, int32_t count, int32_t capacity,
 
 static void drop(const mz_gate_t *a)
 {
-#pragma omp parallel for schedule(dynamic, 1) if (a->num_tokens >= MIN_PARALLEL)
+#pragma omp parallel for schedule(dynamic, 1) if (a->num_tokens >=             \
+                                                  MZ_CPU_GATE_PARALLEL)
   for (int32_t e = 0; e < a->num_experts; e++) {
     int32_t start = e > 0 ? a->kept[e - 1] : 0;
     int32_t count = a->kept[e] - start;
@@ -255,17 +370,17 @@ static void drop(const mz_gate_t *a)
 /* The key that a route is kept by. */
 static float route_key(const mz_gate_t *a, int64_t t, int32_t j)
 {
-  if (a->capacity > 0 && a->policy == MZ_DROP_RANDOM) {
-    int64_t place = a->samples[t / a->sequence] * a->sequence + t % a->sequence;
-
-    return mz_random_uniform(&a->random, (uint64_t)(place * a->k + j));
-  }
+  if (a->used && !a->used[t]) return DROPPED;
+  if (a->capacity > 0 && a->policy == MZ_DROP_RANDOM)
+    return mz_random_uniform(&a->random,
+                             mz_cpu_gate_number(a, t, a->k) + (uint64_t)j);
   return a->probs[t * a->num_experts + a->expert[t * a->k + j]];
 }
 
 static void write_keys(const mz_gate_t *a)
 {
-#pragma omp parallel for schedule(static) if (a->num_tokens >= MIN_PARALLEL)
+#pragma omp parallel for schedule(static) if (a->num_tokens >=                 \
+                                              MZ_CPU_GATE_PARALLEL)
   for (int64_t t = 0; t < a->num_tokens; t++)
     for (int32_t j = 0; j < a->k; j++)
       a->weight[t * a->k + j] = route_key(a, t, j);
@@ -277,41 +392,35 @@ static void hand_out_rows(const mz_gate_t *a, int64_t routes)
     a->row[r] = a->weight[r] == DROPPED ? -1 : a->kept[a->expert[r]]++;
 }
 
-/* Sum of the gates of a token's kept routes, in order of j. */
-static float kept_sum(const mz_gate_t *a, int64_t t)
-{
-  const float *gate = a->probs + t * a->num_experts;
-  float sum = 0.0f;
-
-  for (int64_t r = t * a->k; r < (t + 1) * a->k; r++)
-    if (a->row[r] >= 0) sum += gate[a->expert[r]];
-  return sum;
-}
-
-static int is_divided(const mz_gate_t *a) { return a->k > 1 && a->norm_topk; }
-
 static void write_weights(const mz_gate_t *a)
 {
-#pragma omp parallel for schedule(static) if (a->num_tokens >= MIN_PARALLEL)
+#pragma omp parallel for schedule(static) if (a->num_tokens >=                 \
+                                              MZ_CPU_GATE_PARALLEL)
   for (int64_t t = 0; t < a->num_tokens; t++) {
     const float *gate = a->probs + t * a->num_experts;
     float sum = 1.0f;
 
-    if (is_divided(a)) {
-      sum = kept_sum(a, t);
-      sum = sum < MIN_SUM ? MIN_SUM : sum;
+    if (mz_cpu_gate_is_divided(a)) {
+      sum = mz_cpu_gate_kept_sum(a, t);
+      sum = sum < MZ_CPU_GATE_MIN_SUM ? MZ_CPU_GATE_MIN_SUM : sum;
     }
     for (int64_t r = t * a->k; r < (t + 1) * a->k; r++)
       a->weight[r] = a->row[r] < 0 ? 0.0f : gate[a->expert[r]] / sum;
   }
 }
 
-static void add_counts(const mz_gate_t *a, int64_t routes)
+static void add_counts(const mz_gate_t *a)
 {
   int64_t *stats = a->stats;
 
-  for (int64_t r = 0; r < routes; r++)
-    stats[MZ_STATS_ROUTED(a->num_experts) + a->expert[r]]++;
+  for (int64_t t = 0; t < a->num_tokens; t++) {
+    const int32_t *expert = a->expert + t * a->k;
+
+    if (a->used && !a->used[t]) continue;
+    stats[MZ_STATS_FIRST(a->num_experts) + expert[0]]++;
+    for (int32_t j = 0; j < a->k; j++)
+      stats[MZ_STATS_ROUTED(a->num_experts) + expert[j]]++;
+  }
   for (int32_t e = 0; e < a->num_experts; e++)
     stats[MZ_STATS_KEPT(a->num_experts) + e] += a->kept[e];
   stats[MZ_STATS_TOKENS(a->num_experts)] += a->num_tokens;
@@ -340,7 +449,7 @@ void mz_cpu_gate_route(const mz_gate_t *a)
   hand_out_rows(a, routes);
   places_to_counts(a);
   write_weights(a);
-  add_counts(a, routes);
+  add_counts(a);
 }
 
 mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
@@ -352,92 +461,5 @@ mz_status_t mz_k_gate_cpu(const mz_kernels_t *kernels, const mz_gate_t *a,
   if (a->num_tokens > 0 && !a->fixed_logits)
     mz_cpu_gate_logits(a, 0, a->num_tokens, a->x, a->w);
   mz_cpu_gate_route(a);
-  return MZ_OK;
-}
-
-/* Adds what reaches the gates of token t through the weights of its routes. */
-static void add_weight_grad(const mz_gate_grad_t *a, int64_t t, float *dgate)
-{
-  const mz_gate_t *f = &a->forward;
-  int64_t first = t * f->k;
-  float sum, dot = 0.0f;
-
-  if (!is_divided(f)) {
-    for (int64_t r = first; r < first + f->k; r++)
-      if (f->row[r] >= 0) dgate[f->expert[r]] += a->d_weight[r];
-    return;
-  }
-  sum = kept_sum(f, t);
-  if (sum <= MIN_SUM) return;
-  for (int64_t r = first; r < first + f->k; r++)
-    if (f->row[r] >= 0) dot += f->weight[r] * a->d_weight[r];
-  for (int64_t r = first; r < first + f->k; r++)
-    if (f->row[r] >= 0) dgate[f->expert[r]] += (a->d_weight[r] - dot) / sum;
-}
-
-/* d of the logits of token t: dz = g (dg - <g, dg>) + z_scale 2 lse g. */
-MZ_CLONES
-static void softmax_grad(const mz_gate_grad_t *a, int64_t t, float *dlogit)
-{
-  const mz_gate_t *f = &a->forward;
-  const float *gate = f->probs + t * f->num_experts;
-  float z = (float)(a->z_scale * 2.0 * (double)f->lse[t]), shift;
-  double dot = 0.0;
-
-  for (int32_t e = 0; e < f->num_experts; e++)
-    dot += (double)gate[e] * (double)dlogit[e];
-  shift = z - (float)dot;
-  for (int32_t e = 0; e < f->num_experts; e++)
-    dlogit[e] = gate[e] * (dlogit[e] + shift);
-}
-
-void mz_cpu_gate_dlogits(const mz_gate_grad_t *a)
-{
-  const mz_gate_t *f = &a->forward;
-  int64_t size = f->num_tokens * f->num_experts;
-
-#pragma omp parallel for schedule(static) if (size >= MIN_PARALLEL)
-  for (int64_t t = 0; t < f->num_tokens; t++) {
-    float *dlogit = a->dlogits + t * f->num_experts;
-
-    for (int32_t e = 0; e < f->num_experts; e++)
-      dlogit[e] = a->aux_scale == 0.0
-                      ? 0.0f
-                      : (float)(a->aux_scale * (double)a->aux_counts[e]);
-    add_weight_grad(a, t, dlogit);
-    softmax_grad(a, t, dlogit);
-  }
-}
-
-void mz_cpu_gate_products(const mz_gate_grad_t *a, int64_t first, int64_t rows,
-                          const float *x, const float *w, float *dx,
-                          int accumulate)
-{
-  int experts = a->forward.num_experts, width = (int)a->forward.width;
-  const float *dlogits = a->dlogits + first * experts;
-
-  if (rows == 0 || a->forward.fixed_logits) {
-    /* Logits that do not come from x and w send them nothing. */
-    if (!accumulate)
-      memset(a->dw, 0, (size_t)experts * (size_t)width * sizeof(float));
-    return;
-  }
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, width,
-              experts, 1.0f, dlogits, experts, w, width, 1.0f, dx, width);
-  cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, experts, width,
-              (int)rows, 1.0f, dlogits, experts, x, width,
-              accumulate ? 1.0f : 0.0f, a->dw, width);
-}
-
-mz_status_t mz_k_gate_grad_cpu(const mz_kernels_t *kernels,
-                               const mz_gate_grad_t *a, mz_stream_t stream)
-{
-  const mz_gate_t *f = &a->forward;
-
-  (void)kernels;
-  (void)stream;
-  MZ_TRY(mz_cpu_gate_check(f));
-  mz_cpu_gate_dlogits(a);
-  mz_cpu_gate_products(a, 0, f->num_tokens, f->x, f->w, a->dx, a->accumulate);
   return MZ_OK;
 }

@@ -25,7 +25,8 @@ typedef struct mz_cuda_gate {
   mz_gate_t a;
   int64_t tiles;
   int32_t *counts; /* [E, tiles] routes; later those of the tiles before */
-  double *sums;    /* [E, tiles] of the gates of a tile */
+  int32_t *firsts; /* [E, tiles] routes of first choices */
+  double *sums;    /* [E, tiles] of the shares of a tile */
   double *z;       /* [tiles] sum of squared log-sum-exps */
   float *gap;      /* [tiles] smallest distance to the best one not chosen */
   int32_t *totals; /* [E] routes */
@@ -38,6 +39,66 @@ mz_status_t mz_cuda_gate_check(const mz_gate_t *a);
 
 /* From the choices and sums of the tiles to rows, weights and statistics. */
 mz_status_t mz_cuda_gate_route(const mz_cuda_gate_t *g, cudaStream_t stream);
+
+static __device__ __forceinline__ bool mz_gate_is_pad(const mz_gate_t &a,
+                                                      int64_t t)
+{
+  return a.used && !a.used[t];
+}
+
+/* Number of the first of the @p width random numbers of token t. */
+static __device__ __forceinline__ uint64_t mz_gate_number(const mz_gate_t &a,
+                                                          int64_t t,
+                                                          int64_t width)
+{
+  int64_t place = a.samples[t / a.sequence] * a.sequence + t % a.sequence;
+
+  return (uint64_t)place * (uint64_t)width;
+}
+
+/* The 32 bits of element i: moezero/random.h without an indexed array. */
+static __device__ __forceinline__ uint32_t
+mz_gate_bits(const mz_random_t &random, uint64_t i)
+{
+  uint32_t words[4];
+
+  mz_philox_block(&random, i / 4, words);
+  return i % 4 == 0   ? words[0]
+         : i % 4 == 1 ? words[1]
+         : i % 4 == 2 ? words[2]
+                      : words[3];
+}
+
+/* The factor of jitter, with the CPU's rounding. */
+static __device__ __forceinline__ float mz_gate_factor(const mz_gate_t &a,
+                                                       uint32_t bits)
+{
+  float centred = 2.0f * mz_uniform_of(bits) - 1.0f; /* exact */
+
+  return __fadd_rn(1.0f, __fmul_rn(a.jitter, centred));
+}
+
+/* x *= the factors of elements number .. number + N - 1; where N is a multiple
+ * of 4, so must number be. */
+template <int N>
+static __device__ __forceinline__ void
+mz_gate_jitter(const mz_gate_t &a, uint64_t number, float (&x)[N])
+{
+  uint32_t words[4];
+
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      mz_philox_block(&a.jitter_random, number / 4 + (uint64_t)(i / 4), words);
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        x[i + j] *= mz_gate_factor(a, words[j]);
+    }
+  } else {
+    static_assert(N == 1, "no other number of elements");
+    x[0] *= mz_gate_factor(a, mz_gate_bits(a.jitter_random, number));
+  }
+}
 
 static __device__ __forceinline__ bool mz_gate_is_divided(const mz_gate_t &a)
 {

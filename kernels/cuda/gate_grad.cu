@@ -46,13 +46,23 @@ static __device__ weight_grad_t weight_grad_of(const mz_gate_grad_t &a,
   return grad;
 }
 
-/* d of gate e of token t. */
-static __device__ float gate_grad_of(const mz_gate_grad_t &a, int64_t t,
-                                     int32_t e, const weight_grad_t &grad)
+/* What the balance terms give to the share of expert e of every token. */
+static __device__ float balance_slope(const mz_gate_grad_t &a, int32_t e)
+{
+  double slope = 0.0;
+
+  if (a.aux_scale != 0.0) slope += a.aux_scale * (double)a.aux_counts[e];
+  if (a.sums_scale != 0.0)
+    slope += a.sums_scale * (a.aux_sums[e] - a.sums_mean);
+  return (float)slope;
+}
+
+/* d, and what reaches gate e of token t through its routes. */
+static __device__ float add_weights(const mz_gate_grad_t &a, int64_t t,
+                                    int32_t e, const weight_grad_t &grad,
+                                    float d)
 {
   const mz_gate_t &f = a.forward;
-  float d = a.aux_scale == 0.0 ? 0.0f
-                               : (float)(a.aux_scale * (double)a.aux_counts[e]);
 
   if (!grad.flows) return d;
   for (int64_t r = t * f.k; r < (t + 1) * f.k; r++)
@@ -61,21 +71,18 @@ static __device__ float gate_grad_of(const mz_gate_grad_t &a, int64_t t,
   return d;
 }
 
-/* dz = g (dg - <g, dg>) + z_scale 2 lse g; LANES lanes a token. */
-static __global__ void __launch_bounds__(THREADS) gate_dlogits(mz_gate_grad_t a)
+/* dz = g (dg - <g, dg>) + z_scale 2 lse g. */
+static __device__ void softmax_grad(const mz_gate_grad_t &a, int64_t t,
+                                    int32_t experts, int lane,
+                                    const weight_grad_t &grad, float scale)
 {
   const mz_gate_t &f = a.forward;
-  int lane = (int)threadIdx.x % LANES;
-  int64_t t = (int64_t)blockIdx.x * MZ_GATE_TILE + threadIdx.x / LANES;
-  int32_t experts = t < f.num_tokens ? f.num_experts : 0;
   const float *gate = f.probs + t * f.num_experts;
   float *dlogit = a.dlogits + t * f.num_experts, shift = 0.0f;
-  weight_grad_t grad = {};
   double dot = 0.0;
 
-  if (experts > 0) grad = weight_grad_of(a, t);
   for (int32_t e = lane; e < experts; e += LANES) {
-    float d = gate_grad_of(a, t, e, grad);
+    float d = add_weights(a, t, e, grad, balance_slope(a, e));
 
     dlogit[e] = d;
     dot += (double)gate[e] * (double)d;
@@ -84,22 +91,62 @@ static __global__ void __launch_bounds__(THREADS) gate_dlogits(mz_gate_grad_t a)
   if (experts > 0)
     shift = (float)(a.z_scale * 2.0 * (double)f.lse[t]) - (float)dot;
   for (int32_t e = lane; e < experts; e += LANES)
-    dlogit[e] = gate[e] * (dlogit[e] + shift);
+    dlogit[e] = gate[e] * (dlogit[e] + shift) / scale;
+}
+
+/* dz = g (1 - g) dg; dg also from the shares p = g / sum: (dp - <p, dp>) / sum.
+ */
+static __device__ void sigmoid_grad(const mz_gate_grad_t &a, int64_t t,
+                                    int32_t experts, int lane,
+                                    const weight_grad_t &grad, float scale)
+{
+  const mz_gate_t &f = a.forward;
+  const float *gate = f.probs + t * f.num_experts;
+  float *dlogit = a.dlogits + t * f.num_experts;
+  double sum = 0.0, dot = 0.0;
+
+  for (int32_t e = lane; e < experts; e += LANES) {
+    sum += (double)gate[e];
+    dot += (double)gate[e] * (double)balance_slope(a, e);
+  }
+  sum = group_sum(sum);
+  dot = group_sum(dot);
+  for (int32_t e = lane; e < experts; e += LANES) {
+    double share = ((double)balance_slope(a, e) - dot / sum) / sum;
+
+    dlogit[e] = add_weights(a, t, e, grad, (float)share) *
+                (gate[e] * (1.0f - gate[e])) / scale;
+  }
+}
+
+/* LANES lanes a token. */
+static __global__ void __launch_bounds__(THREADS) gate_dlogits(mz_gate_grad_t a)
+{
+  const mz_gate_t &f = a.forward;
+  int lane = (int)threadIdx.x % LANES;
+  int64_t t = (int64_t)blockIdx.x * MZ_GATE_TILE + threadIdx.x / LANES;
+  int32_t experts = t < f.num_tokens ? f.num_experts : 0;
+  float scale = f.temperature > 0.0f ? f.temperature : 1.0f;
+  weight_grad_t grad = {};
+
+  if (experts > 0) grad = weight_grad_of(a, t);
+  if (f.score == MZ_SCORE_SOFTMAX)
+    softmax_grad(a, t, experts, lane, grad, scale);
+  else
+    sigmoid_grad(a, t, experts, lane, grad, scale);
 }
 
 /* --- products --- */
 
 /* acc[8, N] += column of 8 times row of N. */
-template <typename T, int N>
+template <int N>
 static __device__ __forceinline__ void add_outer(float (&acc)[EIGHT * N],
                                                  const float4 (&column)[2],
-                                                 const mz_unit<T, N> &row)
+                                                 const float (&x)[N])
 {
   float d[EIGHT] = {column[0].x, column[0].y, column[0].z, column[0].w,
                     column[1].x, column[1].y, column[1].z, column[1].w};
-  float x[N];
 
-  mz_unpack(row, x);
 #pragma unroll
   for (int n = 0; n < N; n++)
 #pragma unroll
@@ -108,7 +155,7 @@ static __device__ __forceinline__ void add_outer(float (&acc)[EIGHT * N],
 }
 
 /* A warp has 8 tokens and 32 N columns. */
-template <typename T, int N>
+template <typename T, int N, bool JITTER>
 static __global__ void __launch_bounds__(THREADS, 2) gate_dx(mz_gate_grad_t a)
 {
   typedef mz_unit<T, N> unit;
@@ -140,20 +187,30 @@ static __global__ void __launch_bounds__(THREADS, 2) gate_dx(mz_gate_grad_t a)
     __syncwarp();
     if (c < f.width) {
 #pragma unroll 2
-      for (int32_t e = 0; e < n; e++)
-        add_outer<T, N>(acc, shared[warp][e], *(const unit *)(w + e * f.width));
+      for (int32_t e = 0; e < n; e++) {
+        float row[N];
+
+        mz_unpack(*(const unit *)(w + e * f.width), row);
+        add_outer<N>(acc, shared[warp][e], row);
+      }
     }
     __syncwarp();
   }
 #pragma unroll
   for (int i = 0; i < EIGHT; i++) {
-    float sum[N];
+    float sum[N], add[N];
 
     if (c >= f.width || t + i >= f.num_tokens) continue;
     mz_unpack(old[i], sum);
 #pragma unroll
     for (int n = 0; n < N; n++)
-      sum[n] += acc[i * N + n];
+      add[n] = acc[i * N + n];
+    if constexpr (JITTER)
+      mz_gate_jitter<N>(f, mz_gate_number(f, t + i, f.width) + (uint64_t)c,
+                        add);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+      sum[n] += add[n];
     mz_repack(sum, (unit *)(dx + i * f.width));
   }
 }
@@ -184,7 +241,7 @@ static cut_t cut_of(const mz_gate_t *f, int64_t columns)
 }
 
 /* sums[stretch, e, c] = sum over the tokens of a stretch. */
-template <typename T, int N>
+template <typename T, int N, bool JITTER>
 static __global__ void __launch_bounds__(THREADS, 2)
     gate_dw(mz_gate_grad_t a, cut_t cut, float *sums)
 {
@@ -215,8 +272,15 @@ static __global__ void __launch_bounds__(THREADS, 2)
     __syncwarp();
     if (c < f.width) {
 #pragma unroll 4
-      for (int i = 0; i < n; i++)
-        add_outer<T, N>(acc, shared[warp][i], *(const unit *)(x + i * f.width));
+      for (int i = 0; i < n; i++) {
+        float row[N];
+
+        mz_unpack(*(const unit *)(x + i * f.width), row);
+        if constexpr (JITTER)
+          mz_gate_jitter<N>(f, mz_gate_number(f, t + i, f.width) + (uint64_t)c,
+                            row);
+        add_outer<N>(acc, shared[warp][i], row);
+      }
     }
     __syncwarp();
   }
@@ -249,7 +313,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- launch --- */
 
-template <typename T, int N>
+template <typename T, int N, bool JITTER>
 static mz_status_t products(const mz_kernels_t *kernels,
                             const mz_gate_grad_t *a, cudaStream_t stream)
 {
@@ -264,9 +328,9 @@ static mz_status_t products(const mz_kernels_t *kernels,
 
   MZ_TRY(mz_cuda_scratch(kernels, &at, cut.stretches * size,
                          "gradient of the gate's weight", &sums));
-  gate_dx<T, N><<<dx_grid, THREADS, 0, stream>>>(*a);
+  gate_dx<T, N, JITTER><<<dx_grid, THREADS, 0, stream>>>(*a);
   MZ_LAUNCHED("gate_dx");
-  gate_dw<T, N><<<dw_grid, THREADS, 0, stream>>>(*a, cut, sums);
+  gate_dw<T, N, JITTER><<<dw_grid, THREADS, 0, stream>>>(*a, cut, sums);
   MZ_LAUNCHED("gate_dw");
   gate_dw_sum<<<(unsigned)mz_div_up(size, THREADS), THREADS, 0, stream>>>(
       sums, cut.stretches, size, a->accumulate, a->dw);
@@ -274,16 +338,26 @@ static mz_status_t products(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
-template <typename T>
-static mz_status_t gate_products(const mz_kernels_t *kernels,
-                                 const mz_gate_grad_t *a, cudaStream_t stream)
+template <typename T, bool JITTER>
+static mz_status_t aligned_products(const mz_kernels_t *kernels,
+                                    const mz_gate_grad_t *a,
+                                    cudaStream_t stream)
 {
   const mz_gate_t *f = &a->forward;
 
   if (f->width % mz_pack<T>::N == 0 && mz_unit_aligned(f->x) &&
       mz_unit_aligned(f->w) && mz_unit_aligned(a->dx))
-    return products<T, mz_pack<T>::N>(kernels, a, stream);
-  return products<T, 1>(kernels, a, stream);
+    return products<T, mz_pack<T>::N, JITTER>(kernels, a, stream);
+  return products<T, 1, JITTER>(kernels, a, stream);
+}
+
+template <typename T>
+static mz_status_t gate_products(const mz_kernels_t *kernels,
+                                 const mz_gate_grad_t *a, cudaStream_t stream)
+{
+  if (a->forward.jitter > 0.0f)
+    return aligned_products<T, true>(kernels, a, stream);
+  return aligned_products<T, false>(kernels, a, stream);
 }
 
 extern "C" mz_status_t mz_k_gate_grad_cuda(const mz_kernels_t *kernels,

@@ -73,15 +73,17 @@ static __device__ void finish_expert(const mz_cuda_gate_t &g, int32_t e)
   const mz_gate_t &a = g.a;
   int64_t per = (g.tiles + THREADS - 1) / THREADS;
   int64_t begin = threadIdx.x * per, end = begin + per;
-  int32_t count = 0, total, at;
+  int32_t count = 0, firsts = 0, total, at;
   double sum = 0.0;
   int64_t *stats = (int64_t *)a.stats;
 
   end = end < g.tiles ? end : g.tiles;
   for (int64_t i = begin; i < end; i++) {
     count += g.counts[e * g.tiles + i];
+    firsts += g.firsts[e * g.tiles + i];
     sum += g.sums[e * g.tiles + i];
   }
+  scan_block(firsts, counts, &firsts);
   at = scan_block(count, counts, &total);
   sum = sum_block(sum, sums);
   for (int64_t i = begin; i < end; i++) {
@@ -95,6 +97,7 @@ static __device__ void finish_expert(const mz_cuda_gate_t &g, int32_t e)
   a.kept[e] = num_kept(a, total);
   stats[MZ_STATS_ROUTED(a.num_experts) + e] += total;
   stats[MZ_STATS_KEPT(a.num_experts) + e] += num_kept(a, total);
+  stats[MZ_STATS_FIRST(a.num_experts) + e] += firsts;
   ((double *)a.stats)[MZ_STATS_PROBS(a.num_experts) + e] += sum;
 }
 
@@ -210,29 +213,6 @@ static __device__ __forceinline__ float chosen_sum(const mz_gate_t &a,
   return sum;
 }
 
-/* A number in [0, 1) of place i: moezero/random.h, for the device. */
-static __device__ float uniform_of(mz_random_t random, uint64_t i)
-{
-  uint32_t k0 = (uint32_t)random.seed, k1 = (uint32_t)(random.seed >> 32);
-  uint32_t c[4] = {(uint32_t)(i / 4), (uint32_t)(i / 4 >> 32), random.x,
-                   random.where};
-  uint32_t bits;
-
-  for (int round = 0; round < 10; round++) {
-    uint32_t high0 = __umulhi(0xD2511F53u, c[0]), low0 = 0xD2511F53u * c[0];
-    uint32_t high1 = __umulhi(0xCD9E8D57u, c[2]), low1 = 0xCD9E8D57u * c[2];
-
-    c[0] = high1 ^ c[1] ^ k0;
-    c[1] = low1;
-    c[2] = high0 ^ c[3] ^ k1;
-    c[3] = low0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  bits = i % 4 == 0 ? c[0] : i % 4 == 1 ? c[1] : i % 4 == 2 ? c[2] : c[3];
-  return (float)(bits >> 8) * 0x1p-24f;
-}
-
 /* The smaller, the better. Numbers that are not negative are in the order of
  * their bits. With two choices all first ones go before the second ones. */
 static __device__ uint32_t key_of(const mz_gate_t &a, int64_t r)
@@ -241,11 +221,18 @@ static __device__ uint32_t key_of(const mz_gate_t &a, int64_t r)
 
   if (a.policy == MZ_DROP_POSITION) return a.k == 2 ? (uint32_t)j : 0u;
   if (a.policy == MZ_DROP_RANDOM) {
-    int64_t place = a.samples[t / a.sequence] * a.sequence + t % a.sequence;
+    uint64_t i = mz_gate_number(a, t, a.k) + (uint64_t)j;
 
-    return ~__float_as_uint(uniform_of(a.random, (uint64_t)(place * a.k + j)));
+    return ~__float_as_uint(mz_uniform_of(mz_gate_bits(a.random, i)));
   }
   return ~__float_as_uint(a.probs[t * a.num_experts + a.expert[r]]);
+}
+
+/* -1: the route of a pad. */
+static __device__ __forceinline__ int32_t expert_of(const mz_gate_t &a,
+                                                    int64_t r)
+{
+  return mz_gate_is_pad(a, r / a.k) ? -1 : a.expert[r];
 }
 
 /* shared: base [E], counts [warps, E]. A warp has a stretch of the routes. */
@@ -270,17 +257,22 @@ static __global__ void gate_places(mz_cuda_gate_t g)
   if (warp == 0) find_bases(g, base);
   __syncthreads();
   for (int64_t i = begin; i < end; i += 32)
-    take_place(mine, i + lane < end ? a.expert[first * a.k + i + lane] : -1);
+    take_place(mine,
+               i + lane < end ? expert_of(a, first * a.k + i + lane) : -1);
   __syncthreads();
   places_of_warps(base, counts, warps, a.num_experts);
   __syncthreads();
   for (int64_t i = begin; i < end; i += 32) {
     int64_t r = first * a.k + i + lane;
     bool valid = i + lane < end;
-    int32_t place = take_place(mine, valid ? a.expert[r] : -1);
+    int32_t expert = valid ? expert_of(a, r) : -1;
+    int32_t place = take_place(mine, expert);
 
     if (!valid) continue;
-    if (a.capacity > 0) {
+    if (expert < 0) {
+      a.row[r] = -1;
+      a.weight[r] = 0.0f;
+    } else if (a.capacity > 0) {
       g.keys[place] = key_of(a, r);
       g.routes[place] = (int32_t)r;
     } else {

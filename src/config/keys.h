@@ -241,6 +241,10 @@ json_t *mz_key_write_optimizer_type(const mz_key_t *key,
                                     const mz_config_values_t *values);
 json_t *mz_key_write_moe_list(const mz_key_t *key,
                               const mz_config_values_t *values);
+mz_status_t mz_key_read_temperature(const mz_key_t *key, const json_t *value,
+                                    mz_config_values_t *values);
+json_t *mz_key_write_temperature(const mz_key_t *key,
+                                 const mz_config_values_t *values);
 void mz_key_free_lists(mz_config_values_t *values);
 
 #endif

@@ -19,19 +19,19 @@ static const mz_choice_t positions[] = {
     {"learned", MZ_POS_LEARNED}, {"rope", MZ_POS_ROPE}, {NULL, 0}};
 static const mz_choice_t policies[] = {
     {"probs", MZ_DROP_PROBS}, {"position", MZ_DROP_POSITION}, {NULL, 0}};
-static const mz_choice_t noises[] = {{"None", 0},
-                                     {"Jitter", MZ_CHOICE_LATER},
-                                     {"RSample", MZ_CHOICE_LATER},
+static const mz_choice_t noises[] = {{"None", MZ_NOISE_NONE},
+                                     {"Jitter", MZ_NOISE_JITTER},
+                                     {"RSample", MZ_NOISE_RSAMPLE},
                                      {NULL, 0}};
 static const mz_choice_t losses[] = {{"load_balancing", MZ_AUX_LOAD_BALANCING},
+                                     {"first_choice", MZ_AUX_FIRST_CHOICE},
+                                     {"squared", MZ_AUX_SQUARED},
                                      {"none", MZ_AUX_NONE},
-                                     {"first_choice", MZ_CHOICE_LATER},
-                                     {"squared", MZ_CHOICE_LATER},
                                      {NULL, 0}};
 static const mz_choice_t scopes[] = {
     {"group", MZ_SCOPE_GROUP}, {"rank", MZ_SCOPE_RANK}, {NULL, 0}};
 static const mz_choice_t scores[] = {
-    {"softmax", 0}, {"sigmoid", MZ_CHOICE_LATER}, {NULL, 0}};
+    {"softmax", MZ_SCORE_SOFTMAX}, {"sigmoid", MZ_SCORE_SIGMOID}, {NULL, 0}};
 
 static const mz_key_t rows[] = {
     MZ_CHOICE("model.architecture", model.architecture, "\"gpt2\"",
@@ -117,36 +117,54 @@ static const mz_key_t rows[] = {
            "Lower bound of the rows an expert takes"),
     MZ_BOOL("moe.drop_tokens", moe.drop_tokens, "true",
             "Rows above the capacity are dropped; false: none ever is"),
-    MZ_LATER("moe.eval_drop_tokens", BOOL, "=moe.drop_tokens",
-             "Dropping in evaluation, when other than in training"),
+    MZ_BOOL("moe.eval_drop_tokens", moe.eval_drop_tokens, "=moe.drop_tokens",
+            "Dropping in evaluation, when other than in training"),
+    MZ_INT("moe.expert_capacity", moe.expert_capacity, "null", 1, MZ_INT_MAX,
+           "Rows an expert takes from a rank at most, instead of factors"),
     MZ_CHOICE("moe.drop_policy", moe.drop_policy, "\"probs\"", policies,
               "Who stays: the most probable or the first tokens"),
-    MZ_BOOL("moe.use_rts", moe.use_rts, "true",
-            "With k = 1: tokens that stay are drawn at random, whatever "
-            "drop_policy says"),
+    MZ_BOOL("moe.use_rts", moe.use_rts, "=true with moe.k 1, else false",
+            "Routes that stay are drawn at random, whatever drop_policy says"),
     MZ_BOOL("moe.norm_topk_prob", moe.norm_topk_prob, "true",
             "With k >= 2: weights are divided by their sum"),
-    MZ_CHOICE("moe.aux_loss", moe.aux_loss, "\"load_balancing\"", losses,
-              "Balance loss"),
+    MZ_CHOICE("moe.score", moe.score, "\"softmax\"", scores,
+              "The gates of a token: shares of 1, or each by itself"),
+    MZ_HAND("moe.temperature", offsetof(mz_config_values_t, moe.temperature),
+            "1.0",
+            "a number above 0 or {\"start\": A, \"end\": B, \"steps\": N}",
+            mz_key_read_temperature, mz_key_write_temperature,
+            "Divides the router's logits: a number, or from A to B in N "
+            "optimizer steps"),
+    MZ_CHOICE("moe.noisy_gate_policy", moe.noisy_gate_policy, "null", noises,
+              "In training: Jitter multiplies the router's input by numbers "
+              "around 1; RSample (k = 1) draws the expert by its probability"),
+    MZ_FRACTION("moe.gate_noise", moe.gate_noise,
+                "=0.01 with moe.noisy_gate_policy Jitter, else 0",
+                "Jitter's factors are 1 - this to 1 + this; alone it means "
+                "Jitter"),
+    MZ_BOOL("moe.top2_2nd_expert_sampling", moe.top2_2nd_expert_sampling,
+            "false",
+            "With k = 2, in training: the second expert is drawn by its "
+            "probability"),
+    MZ_CHOICE(
+        "moe.aux_loss", moe.aux_loss, "\"load_balancing\"", losses,
+        "Balance loss: of all k choices, of first ones, or squared distances "
+        "of the mean gates from 1/E"),
     MZ_CHOICE("moe.aux_loss_scope", moe.aux_loss_scope, "\"group\"", scopes,
               "Its statistics: over all data-parallel ranks or of each rank"),
     MZ_REAL("moe.aux_loss_coef", moe.aux_loss_coef, "0.01", 0, INFINITY,
             "Factor of the balance loss"),
     MZ_REAL("moe.z_loss_coef", moe.z_loss_coef, "0.0", 0, INFINITY,
             "Factor of the router z-loss"),
+    MZ_REAL("moe.bias_update_rate", moe.bias_update_rate, "0.0", 0, INFINITY,
+            "Balance without a loss: a bias on the choice goes down by this "
+            "after a step in which the expert had more than the mean, and up "
+            "after one in which it had less"),
     MZ_ABOVE("moe.saved_rows", moe.saved_rows, "1.25", 0,
              "Without dropping: rows of the pool, as a multiple of balanced "
              "ones"),
     MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 1, MZ_INT_MAX,
            "Runs of experts that an exchange is cut in"),
-    MZ_LATER("moe.expert_capacity", INT, "null",
-             "A fixed capacity instead of a factor"),
-    MZ_LATER_CHOICE("moe.noisy_gate_policy", "null", noises, "Router noise"),
-    MZ_LATER("moe.gate_noise", REAL, "0.0", "Router noise by its size"),
-    MZ_LATER("moe.top2_2nd_expert_sampling", BOOL, "false",
-             "With k = 2: the second expert is drawn"),
-    MZ_LATER("moe.temperature", HAND, "1.0",
-             "Divides the router's logits: a number or {start, end, steps}"),
     MZ_LATER("moe.use_residual", BOOL, "false",
              "A dense feed-forward beside the experts"),
     MZ_LATER("moe.num_shared_experts", INT, "0", "Experts every token takes"),
@@ -154,9 +172,6 @@ static const mz_key_t rows[] = {
              "Inner width of a shared expert"),
     MZ_LATER("moe.shared_expert_gate", BOOL, "false",
              "A gate for the shared expert"),
-    MZ_LATER_CHOICE("moe.score", "\"softmax\"", scores, "The router's score"),
-    MZ_LATER("moe.bias_update_rate", REAL, "0.0",
-             "Balancing by a bias on the choice"),
     MZ_LATER("moe.expert_cache", INT, "null", "Experts kept on the device"),
 };
 

@@ -124,13 +124,61 @@ static void drop_dense_layers(mz_moe_config_t *moe)
   moe->num_layers = kept;
 }
 
+static mz_status_t resolve_noise(const mz_config_t *config,
+                                 mz_moe_config_t *moe)
+{
+  bool policy = mz_config_given(config, "moe.noisy_gate_policy") != NULL;
+
+  if (!mz_config_given(config, "moe.gate_noise"))
+    moe->gate_noise = moe->noisy_gate_policy == MZ_NOISE_JITTER ? 0.01 : 0;
+  else if (!policy && moe->gate_noise > 0)
+    moe->noisy_gate_policy = MZ_NOISE_JITTER;
+  MZ_REQUIRE(
+      moe->gate_noise == 0 || moe->noisy_gate_policy == MZ_NOISE_JITTER,
+      MZ_ERR_CONFIG,
+      "moe.gate_noise: %g is of Jitter; moe.noisy_gate_policy is another",
+      moe->gate_noise);
+  return MZ_OK;
+}
+
+/* What means something only together with something else. */
+static mz_status_t check_choice(const mz_moe_config_t *moe)
+{
+  bool rsample = moe->noisy_gate_policy == MZ_NOISE_RSAMPLE;
+
+  MZ_REQUIRE(!rsample || moe->k == 1, MZ_ERR_CONFIG,
+             "moe.noisy_gate_policy: RSample draws the only choice, moe.k is "
+             "%" PRId64,
+             moe->k);
+  MZ_REQUIRE(!moe->top2_2nd_expert_sampling || moe->k == 2, MZ_ERR_CONFIG,
+             "moe.top2_2nd_expert_sampling: draws the second choice of 2, "
+             "moe.k is %" PRId64,
+             moe->k);
+  MZ_REQUIRE(moe->bias_update_rate == 0 ||
+                 !(rsample || moe->top2_2nd_expert_sampling),
+             MZ_ERR_CONFIG,
+             "moe.bias_update_rate: a bias moves choices by the gates; they "
+             "cannot be drawn too");
+  MZ_REQUIRE(moe->z_loss_coef == 0 || moe->score == MZ_SCORE_SOFTMAX,
+             MZ_ERR_CONFIG,
+             "moe.z_loss_coef: %g, but the z-loss is of softmax and moe.score "
+             "is sigmoid",
+             moe->z_loss_coef);
+  return MZ_OK;
+}
+
 mz_status_t mz_config_derive_moe(mz_config_t *config)
 {
   mz_moe_config_t *moe = &config->values.moe;
   const json_t *section = mz_config_given(config, "moe");
   const json_t *experts = mz_config_given(config, "moe.num_experts");
 
-  if (moe->k == 1 && moe->use_rts) moe->drop_policy = MZ_DROP_RANDOM;
+  if (!mz_config_given(config, "moe.use_rts")) moe->use_rts = moe->k == 1;
+  if (moe->use_rts) moe->drop_policy = MZ_DROP_RANDOM;
+  if (!mz_config_given(config, "moe.eval_drop_tokens"))
+    moe->eval_drop_tokens = moe->drop_tokens;
+  MZ_TRY(resolve_noise(config, moe));
+  MZ_TRY(check_choice(moe));
   if (!mz_config_given(config, "moe.expert_intermediate_size"))
     moe->expert_intermediate_size = config->values.model.intermediate_size;
   if (!mz_config_given(config, "moe.expert_bias"))
@@ -169,4 +217,41 @@ json_t *mz_key_write_moe_list(const mz_key_t *key,
     list = NULL;
   }
   return list;
+}
+
+static bool above_zero(const json_t *value, double *out)
+{
+  *out = json_number_value(value);
+  return json_is_number(value) && isfinite(*out) && *out > 0;
+}
+
+mz_status_t mz_key_read_temperature(const mz_key_t *key, const json_t *value,
+                                    mz_config_values_t *values)
+{
+  mz_moe_config_t *moe = &values->moe;
+  const json_t *steps = json_object_get(value, "steps");
+  int32_t num = 0;
+  bool good;
+
+  if (json_is_object(value)) {
+    good = json_object_size(value) == 3 && int32_value(steps, 1, &num) &&
+           above_zero(json_object_get(value, "start"), &moe->temperature) &&
+           above_zero(json_object_get(value, "end"), &moe->temperature_end);
+  } else {
+    good = above_zero(value, &moe->temperature);
+    moe->temperature_end = moe->temperature;
+  }
+  moe->temperature_steps = num;
+  return good ? MZ_OK : MZ_TRACE(mz_key_refuse(key, value));
+}
+
+json_t *mz_key_write_temperature(const mz_key_t *key,
+                                 const mz_config_values_t *values)
+{
+  const mz_moe_config_t *moe = &values->moe;
+
+  if (moe->temperature_steps == 0) return json_real(moe->temperature);
+  return json_pack("{s:f, s:f, s:I}", "start", moe->temperature, "end",
+                   moe->temperature_end, "steps",
+                   (json_int_t)moe->temperature_steps);
 }

@@ -181,14 +181,26 @@ static mz_status_t moe_opts(const gpt_t *g, int32_t i, mz_moe_opts_t *out)
   *out = (mz_moe_opts_t){.num_experts = c->num_experts[i],
                          .ep_size = c->ep_size[i],
                          .drop_tokens = c->drop_tokens && !g->logits_out,
+                         .eval_drop = c->eval_drop_tokens && !g->logits_out
+                                          ? MZ_EVAL_DROPS
+                                          : MZ_EVAL_DROPLESS,
                          .capacity_factor = c->capacity_factor,
                          .eval_capacity_factor = c->eval_capacity_factor,
                          .aux_loss = c->aux_loss,
                          .aux_scope = c->aux_loss_scope,
                          .aux_coef = c->aux_loss_coef,
-                         .z_coef = c->z_loss_coef};
+                         .z_coef = c->z_loss_coef,
+                         .bias_update_rate = c->bias_update_rate};
+  MZ_TRY(mz_int_from_i64(c->expert_capacity, &out->expert_capacity));
   MZ_TRY(mz_int_from_i64(c->k, &out->k));
   return MZ_TRACE(mz_int_from_i64(c->min_capacity, &out->min_capacity));
+}
+
+static mz_choice_noise_t choice_noise(const mz_moe_config_t *c)
+{
+  if (c->noisy_gate_policy == MZ_NOISE_RSAMPLE) return MZ_CHOICE_DRAWN;
+  return c->top2_2nd_expert_sampling ? MZ_CHOICE_DRAWN_SECOND
+                                     : MZ_CHOICE_GREEDY;
 }
 
 /* Block l is MoE number i of the configuration. */
@@ -204,6 +216,12 @@ static mz_status_t add_moe(gpt_t *g, int32_t l, int32_t i)
                               .init_std = c->model.initializer_range,
                               .drop_policy = c->moe.drop_policy,
                               .norm_topk = c->moe.norm_topk_prob,
+                              .score = c->moe.score,
+                              .temperature = c->moe.temperature,
+                              .temperature_end = c->moe.temperature_end,
+                              .temperature_steps = c->moe.temperature_steps,
+                              .jitter = c->moe.gate_noise,
+                              .choice_noise = choice_noise(&c->moe),
                               .expert = &expert};
 
   MZ_TRY(moe_opts(g, i, &opts.moe));

@@ -19,27 +19,56 @@ static double real_at(const char *stats, int64_t element)
   return ((const double *)(const void *)stats)[element];
 }
 
-/* E * sum_e f_e P_e over the ranks [first, last). */
-static double balance(const mz_moe_opts_t *opts, const void *stats, int first,
-                      int last, int64_t stride)
+static double tokens_of(int32_t E, const void *stats, int first, int last,
+                        int64_t stride)
 {
-  int32_t E = opts->num_experts;
-  double sum = 0, tokens = 0;
+  double tokens = 0;
 
   for (int r = first; r < last; r++)
     tokens += (double)int_at(rank_stats(stats, r, stride), MZ_STATS_TOKENS(E));
+  return tokens;
+}
+
+/* Over the ranks [first, last): E * sum_e f_e P_e, f of all choices or of first
+ * ones. */
+static double product(const mz_moe_opts_t *opts, const void *stats, int first,
+                      int last, int64_t stride)
+{
+  int32_t E = opts->num_experts;
+  bool firsts = opts->aux_loss == MZ_AUX_FIRST_CHOICE;
+  int64_t counts = firsts ? MZ_STATS_FIRST(E) : MZ_STATS_ROUTED(E);
+  double sum = 0, tokens = tokens_of(E, stats, first, last, stride);
+
   if (tokens == 0) return 0;
   for (int32_t e = 0; e < E; e++) {
-    int64_t routed = 0;
+    int64_t count = 0;
     double probs = 0;
     for (int r = first; r < last; r++) {
       const char *s = rank_stats(stats, r, stride);
-      routed += int_at(s, MZ_STATS_ROUTED(E) + e);
+      count += int_at(s, counts + e);
       probs += real_at(s, MZ_STATS_PROBS(E) + e);
     }
-    sum += (double)routed / (tokens * opts->k) * (probs / tokens);
+    sum += (double)count / (tokens * (firsts ? 1 : opts->k)) * (probs / tokens);
   }
   return E * sum;
+}
+
+/* Over the ranks [first, last): sum_e (P_e - 1/E)^2. */
+static double squares(const mz_moe_opts_t *opts, const void *stats, int first,
+                      int last, int64_t stride)
+{
+  int32_t E = opts->num_experts;
+  double sum = 0, tokens = tokens_of(E, stats, first, last, stride);
+
+  if (tokens == 0) return 0;
+  for (int32_t e = 0; e < E; e++) {
+    double probs = 0, apart;
+    for (int r = first; r < last; r++)
+      probs += real_at(rank_stats(stats, r, stride), MZ_STATS_PROBS(E) + e);
+    apart = probs / tokens - 1.0 / E;
+    sum += apart * apart;
+  }
+  return sum;
 }
 
 /* Mean of logsumexp^2 over the ranks [first, last). */
@@ -47,13 +76,10 @@ static double mean_z(const mz_moe_opts_t *opts, const void *stats, int first,
                      int last, int64_t stride)
 {
   int32_t E = opts->num_experts;
-  double z = 0, tokens = 0;
+  double z = 0, tokens = tokens_of(E, stats, first, last, stride);
 
-  for (int r = first; r < last; r++) {
-    const char *s = rank_stats(stats, r, stride);
-    tokens += (double)int_at(s, MZ_STATS_TOKENS(E));
-    z += real_at(s, MZ_STATS_Z(E));
-  }
+  for (int r = first; r < last; r++)
+    z += real_at(rank_stats(stats, r, stride), MZ_STATS_Z(E));
   return tokens == 0 ? 0 : z / tokens;
 }
 
@@ -76,7 +102,8 @@ double mz_moe_aux_value(const mz_moe_opts_t *opts, const void *stats,
                         int num_ranks, int64_t stride_elements)
 {
   if (opts->aux_loss == MZ_AUX_NONE) return 0;
-  return in_scope(balance, opts, stats, num_ranks, stride_elements);
+  return in_scope(opts->aux_loss == MZ_AUX_SQUARED ? squares : product, opts,
+                  stats, num_ranks, stride_elements);
 }
 
 double mz_moe_z_value(const mz_moe_opts_t *opts, const void *stats,

@@ -47,6 +47,28 @@ static void layer_describe(const void *self, int64_t num_tokens,
   *operations_out = (double)num_tokens * token;
 }
 
+static mz_status_t check_choice(const mz_moe_layer_opts_t *opts)
+{
+  const mz_moe_opts_t *moe = &opts->moe;
+
+  MZ_REQUIRE(opts->temperature >= 0 && opts->temperature_end >= 0 &&
+                 opts->temperature_steps >= 0 &&
+                 (opts->temperature_steps == 0 ||
+                  (opts->temperature > 0 && opts->temperature_end > 0)),
+             MZ_ERR_ARG, "%s: temperature %g to %g in %" PRId64 " steps",
+             moe->name, opts->temperature, opts->temperature_end,
+             opts->temperature_steps);
+  MZ_REQUIRE(opts->jitter >= 0 && opts->jitter < 1, MZ_ERR_ARG,
+             "%s: jitter is %g, need 0 <= jitter < 1", moe->name, opts->jitter);
+  MZ_REQUIRE(
+      moe->bias_update_rate == 0 || opts->choice_noise == MZ_CHOICE_GREEDY,
+      MZ_ERR_ARG, "%s: a bias and drawn choices exclude each other", moe->name);
+  MZ_REQUIRE(opts->score == MZ_SCORE_SOFTMAX || moe->z_coef == 0, MZ_ERR_ARG,
+             "%s: the z-loss is of softmax, its coefficient is %g", moe->name,
+             moe->z_coef);
+  return MZ_OK;
+}
+
 static mz_status_t check_opts(const mz_moe_layer_opts_t *opts)
 {
   const mz_moe_opts_t *moe = &opts->moe;
@@ -61,6 +83,7 @@ static mz_status_t check_opts(const mz_moe_layer_opts_t *opts)
   MZ_REQUIRE(moe->aux_coef >= 0 && moe->z_coef >= 0, MZ_ERR_ARG,
              "%s: coefficients %g and %g, need at least 0", moe->name,
              moe->aux_coef, moe->z_coef);
+  MZ_TRY(check_choice(opts));
   MZ_REQUIRE(
       opts->drop_policy >= MZ_DROP_PROBS && opts->drop_policy <= MZ_DROP_RANDOM,
       MZ_ERR_ARG, "%s: no drop policy %d", moe->name, (int)opts->drop_policy);
@@ -170,7 +193,9 @@ static mz_status_t declare_token_buffers(mz_moe_layer_t *l, mz_decl_t *decl)
                                                 .width = list[i].width,
                                                 .dtype = list[i].dtype},
                              list[i].id));
-  l->logits = l->table = -1;
+  l->logits = l->table = l->bias = -1;
+  if (l->opts.moe.bias_update_rate > 0)
+    MZ_TRY(declare_given(l, decl, "bias", E, MZ_F32, &l->bias));
   if (l->opts.fixed_logits)
     MZ_TRY(declare_given(l, decl, "given_logits", E, MZ_F32, &l->logits));
   if (l->opts.route_table)
@@ -239,7 +264,8 @@ static mz_status_t declare_forward(const mz_moe_layer_t *l, mz_decl_t *decl)
 
   MZ_REFS(&route, reads, l->opts.in);
   MZ_REFS(&route, writes, l->probs, l->lse, l->expert_ids, l->weight, l->row,
-          l->kept, l->send, l->logits, l->table);
+          l->kept, l->send, l->logits, l->table, l->bias);
+  if (l->opts.has_pads) MZ_REFS(&route, reads, l->opts.used);
   MZ_REFS(&route, weights, l->gate);
   MZ_REFS(&experts, reads, round->recv);
   MZ_REFS(&experts, writes, l->pool_x, l->pool_saved, round->x, round->saved,

@@ -38,7 +38,8 @@ typedef struct mz_moe_layer {
   int32_t work;     /* [round, H] backward: x as it arrives again; then the
                        gradient of the output, expert-major */
   int32_t pool_x, pool_saved;
-  int32_t logits, table;   /* of the tests, where kernels read them; -1: none */
+  int32_t bias;            /* [E] where kernels read it; -1: none */
+  int32_t logits, table;   /* of the tests, likewise */
   mz_moe_round_t round[2]; /* by mz_pass_t */
 } mz_moe_layer_t;
 

@@ -2,13 +2,47 @@
 /* Functions of the MoE layer's steps.
  *
  * Gradients of the auxiliary terms (moezero/moe.h), T tokens of the scope, a
- * accumulation steps: the balance loss adds coef E f_e / (T a) to the gradient
- * of every gate, f_e = routed_e / (T k); the z-loss adds 2 coef lse g / (T a)
- * to the gradient of a logit. In scope "rank" both are divided by the ranks. */
+ * accumulation steps. Balance losses add to the gradient of the share of expert
+ * e of every token: coef E f_e / (T a), with f_e = routed_e / (T k) or first_e
+ * / T; squared: 2 coef (P_e - 1/E) / (T a). The z-loss adds 2 coef lse g / (T
+ * a) to the gradient of a logit. In scope "rank" all are divided by the ranks.
+ */
 #include "moe/moe_layer_impl.h"
 
 #include "base/check.h"
 #include "moe/map.h"
+
+#include <math.h>
+
+/* 0 for a temperature of 1, at which kernels have nothing to do. */
+static float temperature(const mz_moe_layer_opts_t *o, int64_t step)
+{
+  double share = 0, now;
+
+  if (o->temperature_steps > 0)
+    share = fmin(1, (double)step / (double)o->temperature_steps);
+  now = o->temperature + (o->temperature_end - o->temperature) * share;
+  return now == 1 ? 0 : (float)now;
+}
+
+/* How experts are chosen and scored; noise is for training. */
+static void set_choice(const mz_moe_layer_t *l, const mz_call_t *call,
+                       mz_gate_t *a)
+{
+  const mz_moe_layer_opts_t *o = &l->opts;
+
+  a->score = o->score;
+  a->temperature = temperature(o, call->step);
+  if (l->bias >= 0) a->bias = call->buffers[l->bias];
+  if (o->has_pads) a->used = call->buffers[o->used];
+  if (call->mode != MZ_MODE_TRAIN) return;
+  a->jitter = (float)o->jitter;
+  a->jitter_random = MZ_CALL_RANDOM(call, MZ_PURPOSE_GATE_NOISE);
+  a->choice_noise = o->choice_noise;
+  a->choice_random = MZ_CALL_RANDOM(
+      call, o->choice_noise == MZ_CHOICE_DRAWN_SECOND ? MZ_PURPOSE_SECOND_CHOICE
+                                                      : MZ_PURPOSE_GATE_NOISE);
+}
 
 static mz_gate_t gate_args(const mz_moe_layer_t *l, const mz_call_t *call)
 {
@@ -36,6 +70,8 @@ static mz_gate_t gate_args(const mz_moe_layer_t *l, const mz_call_t *call)
                  .row = call->buffers[l->row],
                  .kept = call->buffers[l->kept],
                  .stats = call->moe->stats};
+
+  set_choice(l, call, &a);
   return a;
 }
 
@@ -52,11 +88,14 @@ static mz_status_t permute(const mz_moe_layer_t *l, const mz_call_t *call,
   return MZ_KERNEL(call, permute, &a);
 }
 
-/* What a test gives for the gate, where the kernels read it. */
+/* The bias, and what a test gives for the gate, where the kernels read it. */
 static mz_status_t upload_given(const mz_moe_layer_t *l, const mz_call_t *call)
 {
   const mz_device_t *device = call->kernels->device;
 
+  if (l->bias >= 0)
+    MZ_TRY(mz_device_upload(device, call->buffers[l->bias], call->moe->bias,
+                            4 * l->opts.moe.num_experts, call->stream));
   if (l->logits >= 0)
     MZ_TRY(mz_device_upload(device, call->buffers[l->logits],
                             l->opts.fixed_logits, 4 * l->opts.moe.num_experts,
@@ -202,20 +241,24 @@ static void set_aux(const mz_moe_layer_t *l, const mz_call_t *call,
 {
   const mz_moe_opts_t *moe = &l->opts.moe;
   bool group = moe->aux_scope == MZ_SCOPE_GROUP;
-  bool aux = moe->aux_loss != MZ_AUX_NONE && moe->aux_coef > 0;
+  bool firsts = moe->aux_loss == MZ_AUX_FIRST_CHOICE;
+  bool squared = moe->aux_loss == MZ_AUX_SQUARED;
   const int64_t *stats = group ? call->moe->total : call->moe->stats;
   double tokens =
       group ? call->moe->total_tokens : (double)call->micro->num_tokens;
-  double divisor;
+  double coef = moe->aux_loss == MZ_AUX_NONE ? 0 : moe->aux_coef;
+  double divisor = tokens * call->micro->accumulation;
+  int32_t E = moe->num_experts;
 
-  if (!aux && moe->z_coef <= 0) return;
-  if (tokens <= 0) return;
-  divisor = tokens * call->micro->accumulation;
+  if ((coef <= 0 && moe->z_coef <= 0) || tokens <= 0) return;
   if (!group) divisor *= call->moe->ranks;
-  a->aux_counts = stats + MZ_STATS_ROUTED(moe->num_experts);
-  if (aux)
-    a->aux_scale =
-        moe->aux_coef * moe->num_experts / (tokens * moe->k) / divisor;
+  a->aux_counts = stats + (firsts ? MZ_STATS_FIRST(E) : MZ_STATS_ROUTED(E));
+  a->aux_sums = (const double *)(const void *)(stats + MZ_STATS_PROBS(E));
+  a->sums_mean = tokens / E;
+  if (squared)
+    a->sums_scale = 2 * coef / tokens / divisor;
+  else
+    a->aux_scale = coef * E / (tokens * (firsts ? 1 : moe->k)) / divisor;
   a->z_scale = moe->z_coef / divisor;
 }
 

@@ -164,10 +164,15 @@ mz_status_t mz_decl_moe(mz_decl_t *decl, const mz_moe_opts_t *opts,
   MZ_REQUIRE(opts->ep_size >= 1 && opts->num_experts % opts->ep_size == 0,
              MZ_ERR_ARG, "%s: num_experts %d is not divisible by ep_size %d",
              opts->name, opts->num_experts, opts->ep_size);
-  MZ_REQUIRE(!opts->drop_tokens ||
+  MZ_REQUIRE((!opts->drop_tokens && opts->eval_drop != MZ_EVAL_DROPS) ||
+                 opts->expert_capacity > 0 ||
                  (opts->capacity_factor > 0 && opts->eval_capacity_factor > 0),
              MZ_ERR_ARG, "%s: capacity factors %g and %g, need above 0",
              opts->name, opts->capacity_factor, opts->eval_capacity_factor);
+  MZ_REQUIRE(opts->expert_capacity >= 0 && opts->bias_update_rate >= 0,
+             MZ_ERR_ARG,
+             "%s: expert_capacity %d, bias_update_rate %g, need at least 0",
+             opts->name, opts->expert_capacity, opts->bias_update_rate);
   MZ_TRY(mz_grow(&decl->moes, &decl->cap_moes, decl->num_moes + 1, "experts"));
   MZ_TRY(mz_string_copy(opts->name, &m.owned_name));
   m.opts.name = m.owned_name;

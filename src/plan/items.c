@@ -155,7 +155,7 @@ static mz_status_t add_exchange(mz_sketch_t *s, const mz_step_t *step,
   int64_t sent = p->max_tokens * o->k, got = sent * o->ep_size;
   int32_t entry;
 
-  if (o->drop_tokens) got = m->round_rows;
+  if (mz_route_drops(o, s->train)) got = m->round_rows;
   if (run == m->first_run)
     e.send_bytes = (step->direction == MZ_DISPATCH ? sent : got) * row_bytes;
   e.max_calls = mz_max_i64(1, mz_div_up(got, m->round_rows));

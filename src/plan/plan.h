@@ -389,6 +389,13 @@ const char *mz_entry_kind_name(mz_entry_kind_t kind);
 int64_t mz_route_capacity(int64_t num_tokens, int32_t num_experts, int32_t k,
                           double capacity_factor, int64_t min_capacity);
 
+/** Rows that an expert takes from a rank at most, when no rank has more than
+ * num_tokens; 0: dropless. */
+int64_t mz_route_limit(const mz_moe_opts_t *opts, int64_t num_tokens,
+                       bool training);
+/** Whether tokens drop in training or in evaluation. */
+bool mz_route_drops(const mz_moe_opts_t *opts, bool training);
+
 /** Rows of all experts of ep rank @p d. */
 int64_t mz_route_local_rows(const int32_t *kept, int32_t num_experts,
                             int32_t ep_size, int32_t d);

@@ -20,6 +20,24 @@ int64_t mz_route_capacity(int64_t num_tokens, int32_t num_experts, int32_t k,
   return mz_max_i64(capacity, min_capacity);
 }
 
+bool mz_route_drops(const mz_moe_opts_t *opts, bool training)
+{
+  if (training || opts->eval_drop == MZ_EVAL_AS_TRAINING)
+    return opts->drop_tokens;
+  return opts->eval_drop == MZ_EVAL_DROPS;
+}
+
+int64_t mz_route_limit(const mz_moe_opts_t *opts, int64_t num_tokens,
+                       bool training)
+{
+  if (!mz_route_drops(opts, training)) return 0;
+  if (opts->expert_capacity > 0) return opts->expert_capacity;
+  return mz_route_capacity(num_tokens, opts->num_experts, opts->k,
+                           training ? opts->capacity_factor
+                                    : opts->eval_capacity_factor,
+                           opts->min_capacity);
+}
+
 int64_t mz_route_local_rows(const int32_t *kept, int32_t num_experts,
                             int32_t ep_size, int32_t d)
 {

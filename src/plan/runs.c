@@ -9,44 +9,42 @@
 
 /* Most rows that a rank's experts can get from all sources of a layer. */
 static mz_status_t most_rows(const mz_plan_t *plan, const mz_moe_opts_t *o,
-                             int64_t *rows_out)
+                             bool training, int64_t *rows_out)
 {
-  int64_t rows;
+  int64_t limit = mz_route_limit(o, plan->max_tokens, training), rows;
 
   MZ_TRY(mz_mul_i64(plan->max_tokens, (int64_t)o->ep_size * o->k, &rows));
-  if (o->drop_tokens) {
-    int64_t local = o->num_experts / o->ep_size;
-    int64_t c = mz_route_capacity(
-        plan->max_tokens, o->num_experts, o->k,
-        fmax(o->capacity_factor, o->eval_capacity_factor), o->min_capacity);
-    rows = mz_min_i64(rows, c * local * o->ep_size);
-  }
+  if (mz_route_drops(o, training))
+    rows = mz_min_i64(rows, limit * (o->num_experts / o->ep_size) * o->ep_size);
   *rows_out = mz_max_i64(rows, 1);
   return MZ_OK;
 }
 
+/* A round takes all rows of a walk that drops, else the wanted multiple of
+ * balanced ones; the pool likewise. */
 static mz_status_t make_bounds(mz_plan_t *plan, int32_t moe)
 {
   const mz_moe_opts_t *o = &plan->decl->moes[moe].opts;
   mz_moe_plan_t *m = &plan->moes[moe];
   double balanced = (double)plan->max_tokens * o->k;
-  int64_t most = 1, wanted;
+  int64_t wanted, largest = 0, saved = 0;
 
-  MZ_TRY(most_rows(plan, o, &most));
   wanted = (int64_t)fmin(ceil(plan->opts.saved_rows * balanced), 9e15);
-  if (o->drop_tokens) {
-    m->max_capacity = mz_route_capacity(
-        plan->max_tokens, o->num_experts, o->k,
-        fmax(o->capacity_factor, o->eval_capacity_factor), o->min_capacity);
-    m->round_rows = most;
-    plan->pool_rows += most;
-  } else {
-    m->round_rows = mz_max_i64(1, mz_min_i64(wanted, most));
-    plan->pool_rows += mz_min_i64(wanted, most);
+  for (int training = 0; training < 2; training++) {
+    int64_t most = 1, rows;
+
+    MZ_TRY(most_rows(plan, o, training, &most));
+    rows = mz_route_drops(o, training) ? most : mz_min_i64(wanted, most);
+    m->round_rows = mz_max_i64(m->round_rows, mz_max_i64(1, rows));
+    m->max_capacity = mz_max_i64(m->max_capacity,
+                                 mz_route_limit(o, plan->max_tokens, training));
+    largest = mz_max_i64(largest, most);
+    saved = mz_max_i64(saved, rows);
   }
-  MZ_REQUIRE(most <= INT32_MAX, MZ_ERR_OVERFLOW,
+  plan->pool_rows += saved;
+  MZ_REQUIRE(largest <= INT32_MAX, MZ_ERR_OVERFLOW,
              "%s: up to %" PRId64 " rows a rank, offsets hold %d at most",
-             plan->decl->moes[moe].name, most, INT32_MAX);
+             plan->decl->moes[moe].name, largest, INT32_MAX);
   return MZ_OK;
 }
 

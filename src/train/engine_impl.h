@@ -46,6 +46,7 @@ typedef struct mz_moe_state {
   int64_t rounds, round;
   mz_ticket_t ticket;
   int64_t *routed_sum, *kept_sum; /* [E] of the step */
+  float *bias;                    /* of bias.h; NULL: none */
 } mz_moe_state_t;
 
 struct mz_engine {

@@ -2,6 +2,7 @@
 /* What depends on the counts of a MoE layer: whether its rows are saved, how
  * many rounds a run takes, who sends which rows; and the statistics. All of it
  * is derived on every rank from the gathered counts (plan/route.c). */
+#include "train/bias.h"
 #include "train/engine_impl.h"
 
 #include "base/alloc.h"
@@ -33,6 +34,8 @@ static mz_status_t create_moe(mz_engine_t *e, int32_t moe, char **region)
   }
   MZ_TRY(mz_new(2 * (int64_t)o->num_experts, "routed rows", &m->routed_sum));
   m->kept_sum = m->routed_sum + o->num_experts;
+  MZ_TRY(mz_bias_create(o, &m->bias));
+  m->call.bias = m->bias;
   m->call.moe = moe;
   m->call.ep_rank = e->plan->groups[p->ep_group].place;
   m->call.stats = mz_zero_buffer(e->zero, e->plan->stats) + 8 * p->stats_offset;
@@ -41,7 +44,8 @@ static mz_status_t create_moe(mz_engine_t *e, int32_t moe, char **region)
   m->call.ranks = e->plan->opts.world_size;
   e->results[moe] = (mz_moe_result_t){.num_experts = o->num_experts,
                                       .routed = m->routed_sum,
-                                      .kept = m->kept_sum};
+                                      .kept = m->kept_sum,
+                                      .bias = m->bias};
   return MZ_OK;
 }
 
@@ -99,6 +103,7 @@ void mz_routing_destroy(mz_engine_t *engine)
   for (int32_t m = 0; engine->moes && m < engine->plan->num_moes; m++) {
     mz_free(engine->moes[m].counts);
     mz_free(engine->moes[m].routed_sum);
+    mz_free(engine->moes[m].bias);
   }
   mz_free(engine->moes);
   mz_free(engine->results);
@@ -119,22 +124,13 @@ void mz_routing_begin_step(mz_engine_t *engine)
                sizeof(int64_t));
 }
 
-static int32_t capacity_of(const mz_engine_t *e, const mz_moe_opts_t *o)
-{
-  if (!o->drop_tokens) return 0;
-  return (int32_t)mz_route_capacity(e->micro.max_tokens, o->num_experts, o->k,
-                                    e->call.mode == MZ_MODE_TRAIN
-                                        ? o->capacity_factor
-                                        : o->eval_capacity_factor,
-                                    o->min_capacity);
-}
-
 mz_status_t mz_routing_begin_micro(mz_engine_t *engine)
 {
   engine->pool_used = 0;
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
-    engine->moes[m].call.capacity =
-        capacity_of(engine, &engine->decl->moes[m].opts);
+    engine->moes[m].call.capacity = (int32_t)mz_route_limit(
+        &engine->decl->moes[m].opts, engine->micro.max_tokens,
+        engine->call.mode == MZ_MODE_TRAIN);
   return MZ_TRACE(mz_device_fill(
       engine->device, mz_zero_buffer(engine->zero, engine->plan->stats), 0,
       engine->plan->stats_elements * 8, engine->device->stream));

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "train/bias.h"
 #include "train/differ.h"
 #include "train/engine_impl.h"
 #include "train/tuning.h"
@@ -19,13 +20,16 @@ static const mz_tensor_part_t part_of[MZ_CKPT_NUM_PARTS] = {
 
 /* --- out --- */
 
-static mz_status_t list_tensors(const mz_decl_t *decl,
+/* Those of the declaration, then the biases of gates. */
+static mz_status_t list_tensors(const mz_engine_t *e,
                                 mz_ckpt_tensor_t **tensors_out)
 {
+  const mz_decl_t *decl = e->decl;
   int32_t num = mz_decl_num_tensors(decl);
   mz_ckpt_tensor_t *tensors;
 
-  MZ_TRY(mz_new(num, "tensors of a checkpoint", &tensors));
+  MZ_TRY(mz_new(num + mz_bias_count(e), "tensors of a checkpoint", &tensors));
+  mz_bias_list(e, tensors + num);
   for (int32_t i = 0; i < num; i++) {
     snprintf(tensors[i].name, sizeof tensors[i].name, "%s",
              mz_decl_tensor_name(decl, i));
@@ -38,17 +42,24 @@ static mz_status_t list_tensors(const mz_decl_t *decl,
 static mz_status_t fetch(void *ctx, const float *values, int64_t num,
                          float *host_out)
 {
-  return MZ_TRACE(mz_zero_fetch(ctx, values, num, host_out));
+  const mz_engine_t *e = ctx;
+
+  if (!mz_bias_holds(e, values))
+    return MZ_TRACE(mz_zero_fetch(e->zero, values, num, host_out));
+  memcpy(host_out, values, (size_t)num * sizeof *values);
+  return MZ_OK;
 }
 
-static mz_status_t list_slices(const mz_engine_t *e,
+static mz_status_t list_slices(const mz_engine_t *e, int32_t num,
                                mz_ckpt_slice_t **slices_out)
 {
-  int32_t num = e->plan->num_segments[MZ_SHARE_OWNED];
+  int32_t segments = e->plan->num_segments[MZ_SHARE_OWNED];
   mz_ckpt_slice_t *slices;
 
   MZ_TRY(mz_new(num, "slices of a checkpoint", &slices));
-  for (int32_t i = 0; i < num; i++) {
+  if (num > segments)
+    mz_bias_slices(e, mz_decl_num_tensors(e->decl), slices + segments);
+  for (int32_t i = 0; i < segments; i++) {
     const mz_segment_t *s = &e->plan->segments[MZ_SHARE_OWNED][i];
 
     slices[i] = (mz_ckpt_slice_t){
@@ -110,24 +121,26 @@ mz_status_t mz_save_step(mz_engine_t *engine, const mz_config_t *config,
   mz_ckpt_tensor_t *tensors = NULL;
   mz_ckpt_slice_t *slices = NULL;
   char *text = NULL, *tuning = NULL;
+  int32_t biases = mz_bias_count(e);
   mz_ckpt_save_opts_t opts = {
       .dir = dir,
       .state = {.step = e->steps,
                 .updates = e->updates,
                 .sampler_position = e->steps * e->config->train_batch_size,
                 .seed = (uint64_t)e->config->train.seed},
-      .num_tensors = mz_decl_num_tensors(e->decl),
-      .num_slices = e->plan->num_segments[MZ_SHARE_OWNED],
+      .num_tensors = mz_decl_num_tensors(e->decl) + biases,
+      .num_slices = e->plan->num_segments[MZ_SHARE_OWNED] +
+                    (e->plan->opts.rank == 0 ? biases : 0),
       .keep = e->config->checkpoint.keep,
       .fetch = e->device->ops->is_host ? NULL : fetch,
-      .ctx = e->zero};
+      .ctx = e};
   mz_status_t st = mz_config_to_json(config, &text);
 
   mz_comm_stretch_watchdog(e->comm, DISK_PATIENCE);
   if (st == MZ_OK && e->late != MZ_OK)
     st = MZ_ERROR(e->late, "%s", e->late_text);
-  if (st == MZ_OK) st = list_tensors(e->decl, &tensors);
-  if (st == MZ_OK) st = list_slices(e, &slices);
+  if (st == MZ_OK) st = list_tensors(e, &tensors);
+  if (st == MZ_OK) st = list_slices(e, opts.num_slices, &slices);
   if (st == MZ_OK) st = mz_engine_tuning_text(e, &tuning);
   MZ_TRY_GOTO(st, mz_comm_agree(e->comm, st), done);
   opts.state.config = text;
@@ -200,14 +213,18 @@ static mz_status_t check_shape(const mz_ckpt_t *ckpt, const mz_decl_t *decl,
 }
 
 /* The same names with the same shapes, on both sides. */
-static mz_status_t check_tensors(const mz_ckpt_t *ckpt, const mz_decl_t *decl)
+static mz_status_t check_tensors(const mz_ckpt_t *ckpt, const mz_engine_t *e)
 {
-  for (int32_t i = 0; i < mz_decl_num_tensors(decl); i++)
-    MZ_TRY(check_shape(ckpt, decl, i));
-  for (int32_t i = 0; i < mz_ckpt_num_tensors(ckpt); i++)
-    MZ_REQUIRE(mz_decl_find_tensor(decl, mz_ckpt_tensor(ckpt, i)->name) >= 0,
+  for (int32_t i = 0; i < mz_decl_num_tensors(e->decl); i++)
+    MZ_TRY(check_shape(ckpt, e->decl, i));
+  for (int32_t i = 0; i < mz_ckpt_num_tensors(ckpt); i++) {
+    const char *name = mz_ckpt_tensor(ckpt, i)->name;
+
+    MZ_REQUIRE(mz_decl_find_tensor(e->decl, name) >= 0 ||
+                   mz_bias_named(e, name),
                MZ_ERR_SHAPE, "%s: it holds %s, which the model has not",
-               mz_ckpt_path(ckpt), mz_ckpt_tensor(ckpt, i)->name);
+               mz_ckpt_path(ckpt), name);
+  }
   return MZ_OK;
 }
 
@@ -251,8 +268,9 @@ done:
 /* Reads what this rank updates; the gathers then tell the others. */
 static mz_status_t load(mz_engine_t *e, mz_ckpt_t *ckpt, int num_parts)
 {
-  mz_status_t st = check_tensors(ckpt, e->decl);
+  mz_status_t st = check_tensors(ckpt, e);
 
+  if (st == MZ_OK) st = mz_bias_read(e, ckpt);
   if (st == MZ_OK) st = read_segments(e, ckpt, num_parts);
   MZ_TRY(mz_comm_agree(e->comm, st));
   return MZ_TRACE(mz_engine_publish(e));

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "train/bias.h"
 #include "train/hooks.h"
 
 #include <math.h>
@@ -150,6 +151,7 @@ void mz_update_adamw(mz_engine_t *engine)
   for (int32_t i = 0; i < mz_decl_num_param_groups(engine->decl); i++)
     engine->groups[i].lr = engine->lr * engine->lr_ratio[i];
   mz_engine_note(engine, mz_zero_adamw(engine->zero, &u));
+  mz_bias_update(engine);
   mz_engine_note(engine, mz_hooks_fault(engine->config, engine->plan->opts.rank,
                                         engine->steps + 1, true));
   engine->updates++;

@@ -204,3 +204,26 @@ void compare(sides_t *sides, const char *what, const dual_t *dual, double bound)
   else
     sides->failed++;
 }
+
+void *dual_bits(sides_t *s, const dual_t *d)
+{
+  size_t bytes = (size_t)d->n * mz_dtype_bytes(d->dtype);
+  void *copy = NULL;
+
+  must(mz_alloc_zeroed((int64_t)bytes + 1, 1, "copy", &copy));
+  memcpy(copy, dual_read(s, d), bytes);
+  return copy;
+}
+
+void same_bits(sides_t *s, const char *what, const dual_t *d, void *bits)
+{
+  bool same = memcmp(bits, dual_read(s, d),
+                     (size_t)d->n * mz_dtype_bytes(d->dtype)) == 0;
+
+  printf("%s %s again\n", same ? "ok" : "FAILED", what);
+  if (same)
+    s->passed++;
+  else
+    s->failed++;
+  mz_free(bits);
+}

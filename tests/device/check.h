@@ -63,6 +63,13 @@ void must(mz_status_t status);
 void compare(sides_t *sides, const char *what, const dual_t *dual,
              double bound);
 
+/** A copy of the CUDA side's bytes, for same_bits. */
+void *dual_bits(sides_t *sides, const dual_t *dual);
+/** Whether the CUDA side has these bytes again, which are freed; prints a line
+ * as compare does. */
+void same_bits(sides_t *sides, const char *what, const dual_t *dual,
+               void *bits);
+
 /** Random integer in [low, high], from the same sequence on every run. */
 int64_t pick(int64_t low, int64_t high);
 
@@ -70,6 +77,7 @@ int64_t pick(int64_t low, int64_t high);
 void check_attention(sides_t *sides);
 void check_embedding(sides_t *sides);
 void check_gate(sides_t *sides);
+void check_gate_golden(sides_t *sides);
 void check_dispatch(sides_t *sides);
 void check_linear(sides_t *sides);
 void check_norm(sides_t *sides);

@@ -24,6 +24,9 @@ static const double GATE_BOUND = 1e-5;
 /* Logits of any numbers: sums of H products in another order. */
 static const double MIN_LOGIT_GAP = 1e-4;
 
+/* With a bias gates are compared, whose errors are some 2^-23. */
+static const double MIN_BIAS_GAP = 1e-5;
+
 /* Relative distance of two gates that both sides order alike: their errors are
  * at most some 2^-22 of the value. */
 static const double MIN_GATE_GAP = 2e-6;
@@ -38,12 +41,16 @@ typedef struct shape {
   int32_t experts, k, capacity;
   mz_drop_policy_t policy;
   int norm, how, rough; /* rough: any numbers */
+  mz_score_t score;
+  float temperature, jitter;
+  mz_choice_noise_t noise;
+  int bias, pads;
 } shape_t;
 
 /* One gate with its buffers. */
 typedef struct gate {
   shape_t shape;
-  dual_t x, w, fixed, table, tokens, samples;
+  dual_t x, w, fixed, table, tokens, samples, bias, used;
   dual_t probs, lse, expert, weight, row, kept, stats, gap;
   mz_gate_t cpu, cuda;
 } gate_t;
@@ -123,6 +130,11 @@ static void make_inputs(sides_t *s, gate_t *g)
     ((int32_t *)g->tokens.cpu)[i] = (int32_t)pick(0, 63);
   for (int64_t i = 0; i < sequences; i++)
     ((int64_t *)g->samples.cpu)[i] = 3 * i + (INT64_C(1) << 31);
+  g->bias = dual_random(s, MZ_F32, h->experts, 0.1);
+  g->used = dual_zeros(s, MZ_I32, h->tokens);
+  for (int64_t i = 0; i < h->tokens; i++)
+    ((int32_t *)g->used.cpu)[i] = pick(0, 3) > 0;
+  dual_renew(s, &g->used);
   dual_renew(s, &g->table);
   dual_renew(s, &g->tokens);
   dual_renew(s, &g->samples);
@@ -158,10 +170,15 @@ static void make_outputs(sides_t *s, gate_t *g)
     .policy = (g)->shape.policy,                                               \
     .random = mz_random_make(77, 5, MZ_PURPOSE_TOKEN_SELECTION, 3),            \
     .samples = (g)->samples.side, .sequence = 4, .norm_topk = (g)->shape.norm, \
-    .probs = (g)->probs.side, .lse = (g)->lse.side,                            \
-    .expert = (g)->expert.side, .weight = (g)->weight.side,                    \
-    .row = (g)->row.side, .kept = (g)->kept.side, .stats = (g)->stats.side,    \
-    .min_gap = (g)->gap.side                                                   \
+    .score = (g)->shape.score, .temperature = (g)->shape.temperature,          \
+    .jitter = (g)->shape.jitter, .choice_noise = (g)->shape.noise,             \
+    .jitter_random = mz_random_make(78, 5, MZ_PURPOSE_GATE_NOISE, 3),          \
+    .choice_random = mz_random_make(79, 5, MZ_PURPOSE_SECOND_CHOICE, 3),       \
+    .bias = (g)->shape.bias ? (g)->bias.side : NULL,                           \
+    .used = (g)->shape.pads ? (g)->used.side : NULL, .probs = (g)->probs.side, \
+    .lse = (g)->lse.side, .expert = (g)->expert.side,                          \
+    .weight = (g)->weight.side, .row = (g)->row.side, .kept = (g)->kept.side,  \
+    .stats = (g)->stats.side, .min_gap = (g)->gap.side                         \
   }
 
 /* Whether no gate that was dropped is close to one that its expert kept. */
@@ -180,6 +197,7 @@ static bool gates_are_apart(const gate_t *g)
     int32_t e = ((const int32_t *)g->expert.cpu)[r];
     double gate = probs[r / h->k * h->experts + e];
 
+    if (h->pads && !((const int32_t *)g->used.cpu)[r / h->k]) continue;
     if (((const int32_t *)g->row.cpu)[r] >= 0)
       least[e] = fmin(least[e], gate);
     else
@@ -197,7 +215,9 @@ static bool is_safe(const gate_t *g)
 {
   const shape_t *h = &g->shape;
 
-  if (h->rough && *(const double *)g->gap.cpu < MIN_LOGIT_GAP) return false;
+  double gap = h->bias ? MIN_BIAS_GAP : MIN_LOGIT_GAP;
+
+  if (h->rough && *(const double *)g->gap.cpu < gap) return false;
   if (h->capacity == 0 || h->policy != MZ_DROP_PROBS) return true;
   /* All gates of an expert are equal, on each side: ties by route. */
   if (h->experts == 1 || h->how == FIXED) return true;
@@ -224,30 +244,6 @@ static void prepare(sides_t *s, gate_t *g)
 
 /* --- equal bits from run to run --- */
 
-static void *bits_of(sides_t *s, const dual_t *d)
-{
-  size_t bytes = (size_t)d->n * mz_dtype_bytes(d->dtype);
-  void *copy = NULL;
-
-  must(mz_alloc_zeroed((int64_t)bytes + 1, 1, "copy", &copy));
-  memcpy(copy, dual_read(s, d), bytes);
-  return copy;
-}
-
-/* Frees the bits. */
-static void same_bits(sides_t *s, const char *what, const dual_t *d, void *bits)
-{
-  bool same = memcmp(bits, dual_read(s, d),
-                     (size_t)d->n * mz_dtype_bytes(d->dtype)) == 0;
-
-  printf("%s %s again\n", same ? "ok" : "FAILED", what);
-  if (same)
-    s->passed++;
-  else
-    s->failed++;
-  mz_free(bits);
-}
-
 static void run_cuda(sides_t *s, gate_t *g)
 {
   must(s->cuda->ops->gate(s->cuda, &g->cuda, s->device->stream));
@@ -269,7 +265,7 @@ static void check_again(sides_t *s, gate_t *g)
   start(s, g);
   run_cuda(s, g);
   for (int i = 0; i < N; i++)
-    bits[i] = bits_of(s, outputs[i].dual);
+    bits[i] = dual_bits(s, outputs[i].dual);
   start(s, g);
   run_cuda(s, g);
   for (int i = 0; i < N; i++)
@@ -338,6 +334,7 @@ static void check_backward(sides_t *s, shape_t shape, double aux, double z,
   int64_t routes = shape.tokens * shape.k;
   dual_t d_weight = dual_random(s, MZ_F32, routes, 1.0);
   dual_t counts = dual_zeros(s, MZ_I64, shape.experts);
+  dual_t sums = dual_zeros(s, MZ_F64, shape.experts);
   dual_t dlogits = dual_zeros(s, MZ_F32, shape.tokens * shape.experts);
   dual_t dx = dual_random(s, s->dtype, shape.tokens * shape.width, 1.0);
   dual_t dw = dual_random(s, MZ_F32, shape.experts * shape.width, 1.0);
@@ -351,10 +348,17 @@ static void check_backward(sides_t *s, shape_t shape, double aux, double z,
   for (int32_t e = 0; e < shape.experts; e++)
     ((int64_t *)counts.cpu)[e] = pick(0, 1 + 2 * routes / shape.experts);
   dual_renew(s, &counts);
+  for (int32_t e = 0; e < shape.experts; e++)
+    ((double *)sums.cpu)[e] = (1 + 0.01 * (double)pick(-50, 50)) *
+                              (double)shape.tokens / shape.experts;
+  dual_renew(s, &sums);
   a = (mz_gate_grad_t){.forward = g.cpu,
                        .d_weight = d_weight.cpu,
                        .aux_scale = aux / (double)(routes + 1),
                        .aux_counts = counts.cpu,
+                       .sums_scale = aux / (double)(routes + 1),
+                       .aux_sums = sums.cpu,
+                       .sums_mean = (double)shape.tokens / shape.experts,
                        .z_scale = z,
                        .dlogits = dlogits.cpu,
                        .dx = dx.cpu,
@@ -364,6 +368,7 @@ static void check_backward(sides_t *s, shape_t shape, double aux, double z,
   b.forward = g.cuda;
   b.d_weight = d_weight.cuda;
   b.aux_counts = counts.cuda;
+  b.aux_sums = sums.cuda;
   b.dlogits = dlogits.cuda;
   b.dx = dx.cuda;
   b.dw = dw.cuda;
@@ -376,8 +381,8 @@ static void check_backward(sides_t *s, shape_t shape, double aux, double z,
   compare(s, "gate_grad dx", &dx, s->dtype == MZ_BF16 ? 0x1p-7 : 1e-5);
   compare(s, "gate_grad dw", &dw, 2e-5);
   run_grad(s, &b, &dx, &dw);
-  dx_bits = bits_of(s, &dx);
-  dw_bits = bits_of(s, &dw);
+  dx_bits = dual_bits(s, &dx);
+  dw_bits = dual_bits(s, &dw);
   run_grad(s, &b, &dx, &dw);
   same_bits(s, "gate_grad dx", &dx, dx_bits);
   same_bits(s, "gate_grad dw", &dw, dw_bits);
@@ -443,6 +448,108 @@ static void check_forwards(sides_t *s)
     check_policies(s, made[i]);
 }
 
+/* What is compared that is no product of small numbers is rough; sigmoids of
+ * two tokens are often equal, so they are not dropped by probability. */
+static void check_options(sides_t *s)
+{
+  static const shape_t shapes[] = {
+      {.tokens = 300, .experts = 8, .k = 2, .width = 64, .temperature = 1.3f},
+      {.tokens = 300, .experts = 8, .k = 2, .width = 64, .pads = 1},
+      {.tokens = 300,
+       .experts = 8,
+       .k = 3,
+       .width = 64,
+       .capacity = 50,
+       .pads = 1,
+       .norm = 1},
+      {.tokens = 300,
+       .experts = 5,
+       .k = 2,
+       .width = 33,
+       .capacity = 60,
+       .pads = 1,
+       .policy = MZ_DROP_POSITION},
+      {.tokens = 300,
+       .experts = 8,
+       .k = 2,
+       .width = 96,
+       .capacity = 60,
+       .policy = MZ_DROP_RANDOM,
+       .score = MZ_SCORE_SIGMOID,
+       .norm = 1},
+      {.tokens = 300,
+       .experts = 40,
+       .k = 4,
+       .width = 96,
+       .how = FIXED,
+       .score = MZ_SCORE_SIGMOID,
+       .temperature = 0.7f},
+      {.tokens = 50,
+       .experts = 8,
+       .k = 1,
+       .width = 512,
+       .rough = 1,
+       .noise = MZ_CHOICE_DRAWN,
+       .temperature = 0.9f},
+      {.tokens = 50,
+       .experts = 20,
+       .k = 2,
+       .width = 512,
+       .rough = 1,
+       .noise = MZ_CHOICE_DRAWN_SECOND,
+       .norm = 1,
+       .pads = 1},
+      {.tokens = 50,
+       .experts = 8,
+       .k = 1,
+       .width = 33,
+       .rough = 1,
+       .noise = MZ_CHOICE_DRAWN_SECOND},
+      {.tokens = 50,
+       .experts = 8,
+       .k = 2,
+       .width = 512,
+       .rough = 1,
+       .bias = 1,
+       .norm = 1},
+      {.tokens = 50,
+       .experts = 12,
+       .k = 3,
+       .width = 264,
+       .rough = 1,
+       .bias = 1,
+       .score = MZ_SCORE_SIGMOID,
+       .norm = 1},
+      {.tokens = 50,
+       .experts = 8,
+       .k = 2,
+       .width = 512,
+       .rough = 1,
+       .jitter = 0.1f,
+       .norm = 1},
+      {.tokens = 50,
+       .experts = 8,
+       .k = 2,
+       .width = 33,
+       .rough = 1,
+       .jitter = 0.1f,
+       .noise = MZ_CHOICE_DRAWN_SECOND},
+      {.tokens = 7,
+       .experts = 70,
+       .k = 2,
+       .width = 1000,
+       .rough = 1,
+       .jitter = 0.01f,
+       .temperature = 2.0f}};
+
+  for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    check_forward(s, shapes[i]);
+    for (int accumulate = 0; accumulate < 2; accumulate++)
+      check_backward(s, shapes[i], 1,
+                     shapes[i].score == MZ_SCORE_SOFTMAX ? 0.1 : 0, accumulate);
+  }
+}
+
 static void check_backwards(sides_t *s)
 {
   static const struct {
@@ -491,4 +598,5 @@ void check_gate(sides_t *s)
 {
   check_forwards(s);
   check_backwards(s);
+  check_options(s);
 }

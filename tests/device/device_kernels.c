@@ -12,10 +12,15 @@ static const struct {
   const char *name;
   void (*check)(sides_t *);
 } families[] = {
-    {"optim", check_optim},         {"rows", check_rows},
-    {"norm", check_norm},           {"embedding", check_embedding},
-    {"linear", check_linear},       {"xent", check_xent},
-    {"attention", check_attention}, {"gate", check_gate},
+    {"optim", check_optim},
+    {"rows", check_rows},
+    {"norm", check_norm},
+    {"embedding", check_embedding},
+    {"linear", check_linear},
+    {"xent", check_xent},
+    {"attention", check_attention},
+    {"gate", check_gate},
+    {"gate_golden", check_gate_golden},
     {"dispatch", check_dispatch},
 };
 

@@ -78,8 +78,8 @@ static MPI_Comm first_ranks(const tests_t *t, int np)
   return part;
 }
 
-/* What a step leaves: with its expert counts, routed and kept, as one sum in
- * which each has a weight of its own. */
+/* What a step leaves: with its expert counts, routed and kept, and the bits of
+ * the gates' biases, as one sum in which each has a weight of its own. */
 typedef struct step {
   double loss, grad_norm;
   uint64_t counts;
@@ -88,11 +88,15 @@ typedef struct step {
 static uint64_t sum_counts(const mz_step_result_t *r)
 {
   uint64_t sum = 0;
+  uint32_t bits;
 
   for (int32_t m = 0; m < r->num_moes; m++)
     for (int32_t e = 0; e < r->moes[m].num_experts; e++) {
       sum = 31 * sum + (uint64_t)r->moes[m].routed[e];
       sum = 31 * sum + (uint64_t)r->moes[m].kept[e];
+      if (!r->moes[m].bias) continue;
+      memcpy(&bits, &r->moes[m].bias[e], sizeof bits);
+      sum = 31 * sum + bits;
     }
   return sum;
 }

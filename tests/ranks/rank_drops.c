@@ -3,9 +3,10 @@
  * gives its input and one that gives the gradient of its output.
  *   rank_drops [KEY=VALUE]... [inline]
  * Any ranks, each with 20 tokens that all want expert 0 of 4. Expert 0 takes 5
- * tokens a rank. Every drop policy, experts that return their input and experts
- * of weights. A last word "inline" runs without the communication thread.
- * train.device=cuda puts the layer on a GPU. Exit code 0: all is right. */
+ * tokens a rank. Every drop policy, and by position with every third token a
+ * pad; experts that return their input and experts of weights. A last word
+ * "inline" runs without the communication thread. train.device=cuda puts the
+ * layer on a GPU. Exit code 0: all is right. */
 #include "base/alloc.h"
 #include "base/check.h"
 #include "train/engine_impl.h"
@@ -41,6 +42,8 @@ static int num_given;
 /* The layers on both sides, and what they saw last. */
 typedef struct bench {
   int32_t x, y, d_x, d_y; /* buffers [T, WIDTH] */
+  int32_t used;           /* buffer [T] */
+  bool pads;
   float seen_y[TOKENS * WIDTH], seen_d_x[TOKENS * WIDTH];
   mz_config_t *config;
   mz_decl_t *decl;
@@ -50,6 +53,8 @@ typedef struct bench {
 /* Never 0, nor the same for two tokens. */
 static float input(int64_t i) { return 0.5f + (float)i / 64; }
 static float gradient(int64_t i) { return -0.25f - (float)i / 32; }
+
+static bool is_pad(int64_t t) { return t % 3 == 1; }
 
 /* The layer's buffers lie on its device. */
 static mz_status_t give(const mz_call_t *call, int32_t buffer,
@@ -64,6 +69,17 @@ static mz_status_t give(const mz_call_t *call, int32_t buffer,
                                  values, num * 4, call->stream));
 }
 
+static mz_status_t give_pads(const mz_call_t *call, int32_t buffer)
+{
+  int32_t used[TOKENS];
+
+  for (int64_t t = 0; t < call->micro->num_tokens; t++)
+    used[t] = !is_pad(t);
+  return MZ_TRACE(mz_device_copy(call->kernels->device, call->buffers[buffer],
+                                 used, call->micro->num_tokens * 4,
+                                 call->stream));
+}
+
 static mz_status_t see(const mz_call_t *call, int32_t buffer,
                        float values[TOKENS * WIDTH])
 {
@@ -76,6 +92,7 @@ static mz_status_t give_input(const mz_call_t *call, void *self)
 {
   const bench_t *b = self;
 
+  MZ_TRY(give_pads(call, b->used));
   return MZ_TRACE(give(call, b->x, input));
 }
 
@@ -117,7 +134,14 @@ static mz_status_t declare_buffers(bench_t *b)
                              .width = WIDTH};
     MZ_TRY(mz_decl_buffer(b->decl, &opts, all[i].id));
   }
-  return MZ_OK;
+  return MZ_TRACE(mz_decl_buffer(b->decl,
+                                 &(mz_buffer_opts_t){.name = "used",
+                                                     .category = MZ_CAT_ROUTING,
+                                                     .kind = MZ_ROWS_TOKENS,
+                                                     .rows = 1,
+                                                     .width = 1,
+                                                     .dtype = MZ_I32},
+                                 &b->used));
 }
 
 static mz_status_t declare_end(bench_t *b, const char *name,
@@ -153,6 +177,8 @@ static mz_status_t declare_moe(const bench_t *b, mz_activation_t activation)
       .hidden_size = WIDTH,
       .init_std = 0.5,
       .drop_policy = v->moe.drop_policy,
+      .has_pads = b->pads,
+      .used = b->used,
       .in = b->x,
       .out = b->y,
       .d_in = b->d_x,
@@ -166,8 +192,10 @@ static mz_status_t declare_moe(const bench_t *b, mz_activation_t activation)
 
 static mz_status_t declare(bench_t *b, mz_activation_t activation)
 {
-  mz_compute_opts_t give_x = {
-      .name = "x", .fn = give_input, .writes = {b->x}, .num_writes = 1};
+  mz_compute_opts_t give_x = {.name = "x",
+                              .fn = give_input,
+                              .writes = {b->x, b->used},
+                              .num_writes = 2};
   mz_compute_opts_t see_d_x = {
       .name = "d_x", .fn = see_gradient, .reads = {b->d_x}, .num_reads = 1};
   mz_compute_opts_t see_y = {
@@ -195,10 +223,12 @@ static mz_status_t create(bench_t *b, const char *policy, int stage,
                           mz_activation_t activation)
 {
   bool random = strcmp(policy, "random") == 0;
+  bool probs = strcmp(policy, "probs") == 0;
   char own[4][64];
   const char *all[4 + MAX_GIVEN] = {own[0], own[1], own[2], own[3]};
 
-  snprintf(own[0], 64, "moe.drop_policy=%s", random ? "position" : policy);
+  snprintf(own[0], 64, "moe.drop_policy=%s", probs ? "probs" : "position");
+  b->pads = strcmp(policy, "pads") == 0;
   snprintf(own[1], 64, "moe.use_rts=%s", random ? "true" : "false");
   snprintf(own[2], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[3], 64, "comm.thread=%s", without_thread ? "false" : "true");
@@ -231,10 +261,14 @@ static mz_status_t step(bench_t *b, mz_step_result_t *result)
 
 static mz_status_t check_counts(const bench_t *b, const mz_step_result_t *r)
 {
+  int64_t num = 0;
+
   MZ_REQUIRE(b->engine->moes[0].call.capacity == CAPACITY, MZ_ERR_DATA,
              "capacity %d", b->engine->moes[0].call.capacity);
+  for (int64_t t = 0; t < TOKENS; t++)
+    num += !b->pads || !is_pad(t);
   for (int e = 0; e < EXPERTS; e++) {
-    int64_t routed = e == 0 ? TOKENS * world_size : 0;
+    int64_t routed = e == 0 ? num * world_size : 0;
     int64_t kept = e == 0 ? CAPACITY * world_size : 0;
     MZ_REQUIRE(r->moes[0].routed[e] == routed && r->moes[0].kept[e] == kept,
                MZ_ERR_DATA, "expert %d: routed %" PRId64 ", kept %" PRId64, e,
@@ -292,7 +326,9 @@ static mz_status_t find_kept(const bench_t *b, bool identity,
  */
 static mz_status_t check_policy(const char *policy, const uint32_t *kept)
 {
-  const uint32_t first = (1u << CAPACITY) - 1;
+  /* without pads tokens 0-4, else 0, 2, 3, 5, 6 */
+  const uint32_t first =
+      strcmp(policy, "pads") == 0 ? 0x6d : (1u << CAPACITY) - 1;
   int num_first = 0, num_same = 0;
 
   for (int i = 0; i < STEPS; i++) {
@@ -304,7 +340,7 @@ static mz_status_t check_policy(const char *policy, const uint32_t *kept)
                "the same tokens stayed in all steps: %x", kept[0]);
   else
     MZ_REQUIRE(num_first == STEPS, MZ_ERR_DATA,
-               "tokens 0-4 stayed in %d steps of %d", num_first, STEPS);
+               "the first tokens stayed in %d steps of %d", num_first, STEPS);
   return MZ_OK;
 }
 
@@ -348,7 +384,7 @@ static void report(mz_status_t st, const char *policy, int stage,
 
 int main(int argc, char **argv)
 {
-  static const char *const policies[] = {"probs", "position", "random"};
+  static const char *const policies[] = {"probs", "position", "random", "pads"};
   int provided;
 
   without_thread = argc > 1 && strcmp(argv[argc - 1], "inline") == 0;
@@ -358,7 +394,7 @@ int main(int argc, char **argv)
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < 4; i++)
     for (int stage = 0; stage <= 3; stage += 3) {
       report(try_policy(policies[i], stage, MZ_ACT_IDENTITY_TIMES), policies[i],
              stage, "experts that return their input");

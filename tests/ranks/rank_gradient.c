@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * Gradients of whole models against central differences of the loss.
- * rank_gradient NAME: one of the cases below, on one rank. Each tensor is moved
+ * rank_gradient NAME [SEED]: one of the cases below, on one rank; SEED in place
+ * of its own helps to find one without near ties. Each tensor is moved
  * along its own gradient g: the slope of the loss there must be |g|. The
  * learning rate is 0 and every step has the same number, so that dropout and
  * token selection repeat. Exit code 0: all slopes agree.
@@ -20,6 +21,7 @@
 #include <math.h>
 #include <moezero/random.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SEQUENCES = 2, LENGTH = 12, VOCAB = 48, TOKENS = SEQUENCES * LENGTH };
@@ -68,6 +70,25 @@ static const struct test_case {
      {"model.architecture=gpt2", "moe.layers=[0, 1]", "moe.k=4",
       "moe.saved_rows=0.25", "moe.overlap_chunks=2",
       "moe.aux_loss_scope=rank"}},
+    {"jitter_and_first_choices",
+     1,
+     {"model.architecture=gpt2", "moe.k=2", "moe.gate_noise=0.2",
+      "moe.aux_loss=first_choice", "moe.top2_2nd_expert_sampling=true"}},
+    {"rsample_at_a_temperature",
+     2,
+     {"model.architecture=llama", "moe.k=1", "moe.noisy_gate_policy=RSample",
+      "moe.temperature={\"start\": 2, \"end\": 0.5, \"steps\": 4}",
+      "moe.aux_loss=squared", "moe.aux_loss_coef=20"}},
+    {"sigmoids_and_squares",
+     3,
+     {"model.architecture=gpt2", "moe.k=2", "moe.score=sigmoid",
+      "moe.aux_loss=squared", "moe.aux_loss_coef=20", "moe.z_loss_coef=0",
+      "moe.aux_loss_scope=rank"}},
+    {"sigmoids_and_random_selection",
+     1,
+     {"model.architecture=llama", "moe.k=3", "moe.score=sigmoid",
+      "moe.z_loss_coef=0", "moe.use_rts=true", "moe.drop_tokens=true",
+      "moe.expert_capacity=14", "moe.norm_topk_prob=false"}},
 };
 
 #define MUST(call)                                                             \
@@ -181,7 +202,7 @@ static int check_tensor(mz_engine_t *engine, const mz_decl_t *decl,
   return bad;
 }
 
-static int run_case(const struct test_case *c)
+static int run_case(const struct test_case *c, uint64_t seed)
 {
   mz_config_t *config = NULL;
   mz_decl_t *decl = NULL;
@@ -196,7 +217,7 @@ static int run_case(const struct test_case *c)
   MUST(mz_decl_create(&decl));
   MUST(mz_gpt_declare(mz_config_values(config), decl));
   MUST(mz_engine_create(config, decl, MPI_COMM_WORLD, &engine));
-  random_weights(engine, decl, c->seed);
+  random_weights(engine, decl, seed);
   run_step(engine, &result);
   if (result.min_gap < GAP) {
     fprintf(stderr, "a gate gap of %.4f may flip a choice\n", result.min_gap);
@@ -220,8 +241,11 @@ int main(int argc, char **argv)
   int provided, bad = 1;
 
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
-  for (size_t i = 0; argc == 2 && i < sizeof cases / sizeof *cases; i++)
-    if (strcmp(argv[1], cases[i].name) == 0) bad = run_case(&cases[i]);
+  for (size_t i = 0; argc >= 2 && i < sizeof cases / sizeof *cases; i++) {
+    if (strcmp(argv[1], cases[i].name) != 0) continue;
+    bad = run_case(&cases[i],
+                   argc > 2 ? strtoull(argv[2], NULL, 10) : cases[i].seed);
+  }
   MPI_Finalize();
   return bad != 0;
 }

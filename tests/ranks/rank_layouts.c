@@ -4,7 +4,9 @@
  * part of the ranks. Variants of the configuration follow each other:
  *   rank_layouts all|cover [OWN=N]... [KEY=VALUE]... [-- ...]...
  * OWN is batch, experts or seed, the first one to try; bounds=L,N,T are those
- * of losses, norms and tensors, 1e-5 each where not given.
+ * of losses, norms and tensors, 1e-5 each where not given. The word same_ranks:
+ * layouts of all ranks alone, against ep_size 1 and stage 0 on all ranks; for a
+ * capacity, which is of a rank's tokens.
  * Layouts run with the communication thread and inline in turn. "cover" takes
  * every third layout, the next variant the layouts after those. Prints a line a
  * variant. Exit code 0: all agree. */
@@ -13,6 +15,7 @@
 #include "base/check.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +27,7 @@ typedef struct variant {
   int num_given;
   int batch, experts, seed;
   int world, rank;
+  bool same_ranks;
   int num_run, num_failed;
   double gap;
   tiny_apart_t bound, worst;
@@ -109,7 +113,7 @@ static void try_layouts(variant_t *v, const tiny_run_t *references, int all,
 {
   int index = 0;
 
-  for (int np = 1; np <= v->world; np++)
+  for (int np = v->same_ranks ? v->world : 1; np <= v->world; np++)
     for (int ep = 1; ep <= np; ep++)
       for (int stage = 0; stage <= 3; stage++)
         for (int a = 1; a <= 2; a++) {
@@ -129,10 +133,12 @@ static mz_status_t run_references(variant_t *v, tiny_run_t *references)
   v->gap = 1;
   for (int a = 1; a <= 2; a++) {
     tiny_run_t *run = &references[a - 1];
-    int n = assemble(v, own, 1, 0, v->batch / a, all);
+    int np = v->same_ranks ? v->world : 1;
+    int n = assemble(v, own, 1, 0, v->batch / np / a, all);
 
     tiny_run_free(run);
-    MZ_TRY(tiny_run(all, n, MPI_COMM_SELF, STEPS, run));
+    MZ_TRY(tiny_run(all, n, v->same_ranks ? MPI_COMM_WORLD : MPI_COMM_SELF,
+                    STEPS, run));
     if (run->min_gap < v->gap) v->gap = run->min_gap;
   }
   return MZ_OK;
@@ -190,6 +196,8 @@ static int read_variant(int argc, char **argv, int at, variant_t *v)
       v->experts = atoi(argv[at] + 8);
     else if (strncmp(argv[at], "seed=", 5) == 0)
       v->seed = atoi(argv[at] + 5);
+    else if (strcmp(argv[at], "same_ranks") == 0)
+      v->same_ranks = true;
     else if (strncmp(argv[at], "bounds=", 7) == 0)
       sscanf(argv[at] + 7, "%lf,%lf,%lf", &v->bound.loss, &v->bound.norm,
              &v->bound.tensor);

@@ -38,6 +38,14 @@ for saved in 1 0.25 8; do
       layouts 4 $rows model.dropout=0.1
       layouts 4 $rows moe.aux_loss=load_balancing moe.aux_loss_coef=0.01
       layouts 4 $rows seed=1 moe.z_loss_coef=0.01
+      layouts 4 $rows moe.aux_loss=squared moe.aux_loss_coef=1
+      layouts 4 $rows moe.aux_loss=first_choice moe.aux_loss_coef=0.05
+      layouts 4 $rows moe.bias_update_rate=0.01 moe.score=sigmoid
+      layouts 4 $rows moe.gate_noise=0.1 moe.temperature=1.3
+      layouts 4 $rows moe.k=1 moe.noisy_gate_policy=RSample
+      layouts 4 $rows moe.top2_2nd_expert_sampling=true
+      layouts 4 $rows same_ranks moe.drop_tokens=true moe.use_rts=true \
+        moe.capacity_factor=0.75
       layouts 4 $rows moe.k=1
       layouts 4 $rows 'moe.num_experts=[4,8]'
       layouts 4 $rows model.architecture=llama model.num_key_value_heads=1

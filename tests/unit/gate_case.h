@@ -113,17 +113,33 @@ __attribute__((unused)) static const int TOP3[6 * 4] = {
     40, 30, 20, 10, 45, 25, 18, 12, 38, 28, 21, 13,
     20, 41, 24, 15, 17, 26, 43, 14, 36, 19, 11, 34};
 
+/* Number of token t among those of the global batch. */
+static inline int64_t place_of(const mz_gate_t *g, int64_t t)
+{
+  return g->samples[t / g->sequence] * g->sequence + t % g->sequence;
+}
+
+static inline double reference_jitter(const mz_gate_t *g, int64_t t, int64_t h)
+{
+  uint64_t i = (uint64_t)(place_of(g, t) * g->width + h);
+
+  return 1.0 + (double)g->jitter *
+                   (2.0 * (double)mz_random_uniform(&g->jitter_random, i) - 1);
+}
+
 static inline double reference_logit(const gate_case_t *c, const double *x,
                                      const double *w, int64_t t, int32_t e)
 {
+  const mz_gate_t *g = &c->gate;
   double sum = 0.0;
 
-  for (int64_t h = 0; h < c->gate.width; h++)
-    sum += x[t * c->gate.width + h] * w[e * c->gate.width + h];
-  return sum;
+  for (int64_t h = 0; h < g->width; h++)
+    sum += x[t * g->width + h] * w[e * g->width + h] *
+           (g->jitter > 0 ? reference_jitter(g, t, h) : 1.0);
+  return g->temperature > 0 ? sum / (double)g->temperature : sum;
 }
 
-/* Gates in double; returns their log-sum-exp. */
+/* Gates in double; returns the logits' log-sum-exp. */
 static inline double reference_gates(const gate_case_t *c, const double *x,
                                      const double *w, int64_t t, double *gate)
 {
@@ -132,7 +148,7 @@ static inline double reference_gates(const gate_case_t *c, const double *x,
   for (int32_t e = 0; e < c->gate.num_experts; e++)
     sum += gate[e] = exp(reference_logit(c, x, w, t, e));
   for (int32_t e = 0; e < c->gate.num_experts; e++)
-    gate[e] /= sum;
+    gate[e] /= c->gate.score == MZ_SCORE_SIGMOID ? 1 + gate[e] : sum;
   return log(sum);
 }
 
@@ -144,6 +160,54 @@ static inline double *doubles_of(const float *x, int64_t n)
   for (int64_t i = 0; i < n; i++)
     copy[i] = x[i];
   return copy;
+}
+
+static inline double prob_sum(const gate_case_t *c, int32_t e)
+{
+  return ((double *)c->stats)[MZ_STATS_PROBS(c->gate.num_experts) + e];
+}
+
+typedef struct route {
+  int32_t expert, slot; /* slot -1: dropped, expert not looked at */
+  double weight;
+} route_t;
+
+#define DROP                                                                   \
+  {                                                                            \
+    0, -1, 0.0                                                                 \
+  }
+
+static inline void check_routes(const gate_case_t *c, const route_t *routes)
+{
+  const mz_gate_t *g = &c->gate;
+  int32_t first[4] = {0};
+
+  for (int32_t e = 1; e < 4; e++)
+    first[e] = first[e - 1] + g->kept[e - 1];
+  for (int64_t r = 0; r < g->num_tokens * g->k; r++) {
+    cr_assert_float_eq(g->weight[r], routes[r].weight, 1e-6, "route %d",
+                       (int)r);
+    if (routes[r].slot < 0) {
+      cr_assert_eq(g->row[r], -1, "route %d", (int)r);
+      continue;
+    }
+    cr_assert_eq(g->expert[r], routes[r].expert, "route %d", (int)r);
+    cr_assert_eq(g->row[r], first[g->expert[r]] + routes[r].slot, "route %d",
+                 (int)r);
+  }
+}
+
+static inline void check_counts(const gate_case_t *c, const int *routed,
+                                const int *kept, const double *mean)
+{
+  for (int32_t e = 0; e < 4; e++) {
+    cr_assert_eq(c->stats[MZ_STATS_ROUTED(4) + e], routed[e]);
+    cr_assert_eq(c->stats[MZ_STATS_KEPT(4) + e], kept[e]);
+    cr_assert_eq(c->gate.kept[e], kept[e]);
+    cr_assert_float_eq(prob_sum(c, e) / (double)c->gate.num_tokens, mean[e],
+                       1e-6);
+  }
+  cr_assert_eq(c->stats[MZ_STATS_TOKENS(4)], c->gate.num_tokens);
 }
 
 #endif

@@ -34,6 +34,20 @@ Test(resume, is_bitwise_in_bf16_too)
   remove_folder(folder);
 }
 
+/* Biases of gates are in no tensor of the model. */
+Test(resume, brings_the_biases_of_the_gates)
+{
+  static const char *const what[] = {"bitwise", "relayout"};
+  char folder[SAMPLE_PATH];
+
+  for (int i = 0; i < 2; i++) {
+    make_folder(folder);
+    run_ranks(4, "tests/ranks/rank_checkpoint", 240,
+              "%s %s moe.bias_update_rate=0.01", what[i], folder);
+    remove_folder(folder);
+  }
+}
+
 Test(resume, on_another_layout_goes_on_with_the_same_loss)
 {
   run_tiny(4, "relayout");

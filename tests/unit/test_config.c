@@ -254,20 +254,8 @@ Test(config_sorts, later_keys_are_refused_by_name)
         "not supported yet: train.recompute (found \"full\")");
   LATER("moe.use_residual=true",
         "not supported yet: moe.use_residual (found true)");
-  LATER("moe.noisy_gate_policy=RSample",
-        "not supported yet: moe.noisy_gate_policy (found \"RSample\")");
   LATER("moe.num_shared_experts=1",
         "not supported yet: moe.num_shared_experts (found 1)");
-  LATER("moe.score=sigmoid",
-        "not supported yet: moe.score (found \"sigmoid\")");
-  LATER("moe.temperature={\"start\": 2, \"end\": 1, \"steps\": 9}",
-        "not supported yet: moe.temperature (found {\"start\": 2, \"end\": 1, "
-        "\"steps\": 9})");
-  LATER("moe.aux_loss=squared",
-        "not supported yet: moe.aux_loss (found \"squared\")");
-  LATER("moe.gate_noise=0.1", "not supported yet: moe.gate_noise (found 0.1)");
-  LATER("moe.expert_capacity=8",
-        "not supported yet: moe.expert_capacity (found 8)");
   LATER("comm.flat_limit=8", "not supported yet: comm.flat_limit (found 8)");
   LATER("checkpoint.async=true",
         "not supported yet: checkpoint.async (found true)");

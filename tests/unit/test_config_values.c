@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values: defaults, presets, the MoE layers, data files. */
+/* Values: defaults, presets, data files. */
 #include "config_base.h"
 
 #include <stdio.h>
@@ -29,7 +29,16 @@ Test(config_defaults, model_and_moe)
   cr_expect_eq(moe->capacity_factor, 1);
   cr_expect_eq(moe->eval_capacity_factor, 1);
   cr_expect_eq(moe->min_capacity, 4);
+  cr_expect_eq(moe->expert_capacity, 0);
   cr_expect(moe->drop_tokens);
+  cr_expect(moe->eval_drop_tokens);
+  cr_expect_eq(moe->score, MZ_SCORE_SOFTMAX);
+  cr_expect_eq(moe->temperature, 1);
+  cr_expect_eq(moe->temperature_steps, 0);
+  cr_expect_eq(moe->noisy_gate_policy, MZ_NOISE_NONE);
+  cr_expect_eq(moe->gate_noise, 0);
+  cr_expect_not(moe->top2_2nd_expert_sampling);
+  cr_expect_eq(moe->bias_update_rate, 0);
   cr_expect(moe->use_rts);
   cr_expect_eq(moe->drop_policy, MZ_DROP_RANDOM);
   cr_expect(moe->norm_topk_prob);
@@ -259,121 +268,6 @@ Test(config_model, is_left_out_with_all_that_depends_on_it)
                        "moe.num_experts: the section model is not given");
   refuse_without_model(", \"moe\": {\"ep_size\": 2}",
                        "moe.ep_size: the section model is not given");
-}
-
-Test(config_moe, layers_by_list_and_by_every)
-{
-  mz_config_t *config = NULL;
-  const mz_moe_config_t *moe;
-
-  cr_assert_eq(LOAD(&config, "moe.num_experts=[4, 8]", "moe.layers=[0, 3]",
-                    "moe.ep_size=[1, 2]"),
-               MZ_OK);
-  moe = &mz_config_values(config)->moe;
-  cr_expect_eq(moe->num_layers, 2);
-  cr_expect_arr_eq(moe->layer, ((int32_t[]){0, 3}), 8);
-  cr_expect_arr_eq(moe->num_experts, ((int32_t[]){4, 8}), 8);
-  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){1, 2}), 8);
-  mz_config_destroy(&config);
-
-  cr_assert_eq(LOAD(&config, "moe.num_experts=4", "moe.layers={\"every\": 2}",
-                    "moe.expert_model_parallel_size=2"),
-               MZ_OK);
-  moe = &mz_config_values(config)->moe;
-  cr_expect_eq(moe->num_layers, 2);
-  cr_expect_arr_eq(moe->layer, ((int32_t[]){1, 3}), 8);
-  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){2, 2}), 8);
-  mz_config_destroy(&config);
-}
-
-Test(config_moe, layers_without_experts_are_dense)
-{
-  mz_config_t *config = NULL;
-  const mz_moe_config_t *moe;
-
-  cr_assert_eq(LOAD(&config, "moe.num_experts=[0, 4, 0, 8]",
-                    "moe.ep_size=[1, 2, 1, 4]", "moe.k=2"),
-               MZ_OK, "%s", mz_error_last());
-  moe = &mz_config_values(config)->moe;
-  cr_expect_eq(moe->num_layers, 2);
-  cr_expect_arr_eq(moe->layer, ((int32_t[]){1, 3, 0}), 12);
-  cr_expect_arr_eq(moe->num_experts, ((int32_t[]){4, 8, 0}), 12);
-  cr_expect_arr_eq(moe->ep_size, ((int32_t[]){2, 4, 0}), 12);
-  mz_config_destroy(&config);
-}
-
-#define MOE_REFUSED(assignment, text)                                          \
-  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", assignment), MZ_ERR_CONFIG, text)
-#define LAYERS_FORM                                                            \
-  ", allowed: an ascending list of block indices or {\"every\": N}"
-#define EP_FORM                                                                \
-  ", allowed: an integer or a list of integers, one a MoE layer, each of at "  \
-  "least 1"
-
-Test(config_moe, bad_layers_and_sizes_are_refused)
-{
-  REFUSED("moe.k=2", "moe.num_experts: required where the section moe is "
-                     "given");
-  MOE_REFUSED("moe.k=9", "moe.k: 9 choices of 4 experts (block 0); k is at "
-                         "most moe.num_experts");
-  MOE_REFUSED("moe.layers=[1, 1]", "moe.layers: found [1, 1]" LAYERS_FORM);
-  MOE_REFUSED("moe.layers=3", "moe.layers: found 3" LAYERS_FORM);
-  MOE_REFUSED("moe.layers={\"each\": 2}",
-              "moe.layers: found {\"each\": 2}" LAYERS_FORM);
-  MOE_REFUSED("moe.layers={\"every\": 5}", "moe.layers: every 5 names no "
-                                           "block, model.num_hidden_layers "
-                                           "is 4");
-  MOE_REFUSED("moe.layers=[4]", "moe.layers: block 4 is not below "
-                                "model.num_hidden_layers 4");
-  MOE_REFUSED("moe.num_experts=[4, 4]",
-              "moe.num_experts: a list of 2 for 4 MoE layers");
-  MOE_REFUSED("moe.ep_size=0", "moe.ep_size: found 0" EP_FORM);
-  MOE_REFUSED("moe.ep_size=-1", "moe.ep_size: found -1" EP_FORM);
-  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.ep_size=2",
-                    "moe.expert_model_parallel_size=2"),
-               MZ_ERR_CONFIG,
-               "moe.expert_model_parallel_size: moe.ep_size is given too; "
-               "they are two names of one key");
-}
-
-Test(config_moe, drop_policy_is_resolved_with_use_rts)
-{
-  static const struct {
-    const char *k, *rts, *policy;
-    mz_drop_policy_t resolved;
-  } rows[] = {
-      {"moe.k=1", "moe.use_rts=true", "moe.drop_policy=position",
-       MZ_DROP_RANDOM},
-      {"moe.k=1", "moe.use_rts=false", "moe.drop_policy=position",
-       MZ_DROP_POSITION},
-      {"moe.k=1", "moe.use_rts=false", "moe.drop_policy=probs", MZ_DROP_PROBS},
-      {"moe.k=2", "moe.use_rts=true", "moe.drop_policy=position",
-       MZ_DROP_POSITION},
-      {"moe.k=2", "moe.use_rts=true", "moe.drop_policy=probs", MZ_DROP_PROBS},
-  };
-
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    mz_config_t *config = NULL;
-    cr_assert_eq(LOAD(&config, "moe.num_experts=4", rows[i].k, rows[i].rts,
-                      rows[i].policy),
-                 MZ_OK);
-    cr_expect_eq(mz_config_values(config)->moe.drop_policy, rows[i].resolved,
-                 "row %zu", i);
-    mz_config_destroy(&config);
-  }
-}
-
-Test(config_moe, evaluation_drops_as_training_does)
-{
-  mz_config_t *same = NULL;
-
-  cr_assert_eq(LOAD(&same, "moe.num_experts=4", "moe.drop_tokens=false",
-                    "moe.eval_drop_tokens=false"),
-               MZ_OK);
-  mz_config_destroy(&same);
-  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.eval_drop_tokens=false"),
-               MZ_ERR_UNSUPPORTED,
-               "not supported yet: moe.eval_drop_tokens (found false)");
 }
 
 #define PATHS_FORM                                                             \

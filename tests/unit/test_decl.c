@@ -181,6 +181,17 @@ Test(decl, refuses_capacity_factors_of_nothing)
 
   expect_error(mz_decl_moe(decl, &m, &id), MZ_ERR_ARG,
                "moe: capacity factors 1 and 0, need above 0");
+  m.drop_tokens = false;
+  m.eval_drop = MZ_EVAL_DROPS;
+  expect_error(mz_decl_moe(decl, &m, &id), MZ_ERR_ARG,
+               "moe: capacity factors 1 and 0, need above 0");
+  m.expert_capacity = -1;
+  m.eval_drop = MZ_EVAL_DROPLESS;
+  expect_error(mz_decl_moe(decl, &m, &id), MZ_ERR_ARG,
+               "moe: expert_capacity -1, bias_update_rate 0, need at least 0");
+  m.expert_capacity = 3;
+  m.eval_drop = MZ_EVAL_DROPS;
+  cr_assert_eq(mz_decl_moe(decl, &m, &id), MZ_OK);
 }
 
 Test(decl, refuses_to_borrow_what_is_not_there)

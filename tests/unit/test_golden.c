@@ -98,9 +98,16 @@ struct model {
 ParameterizedTestParameters(gradient, slopes_of_the_loss_equal_the_gradients)
 {
   static struct model models[] = {
-      {"gpt2_dropout"},  {"llama_dropout"},
-      {"gpt2_capacity"}, {"llama_random_selection"},
-      {"mixed_keys"},    {"every_block_sends_again"},
+      {"gpt2_dropout"},
+      {"llama_dropout"},
+      {"gpt2_capacity"},
+      {"llama_random_selection"},
+      {"mixed_keys"},
+      {"every_block_sends_again"},
+      {"jitter_and_first_choices"},
+      {"rsample_at_a_temperature"},
+      {"sigmoids_and_squares"},
+      {"sigmoids_and_random_selection"},
   };
 
   return cr_make_param_array(struct model, models,

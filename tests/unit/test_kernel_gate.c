@@ -4,54 +4,6 @@
 
 #include <omp.h>
 
-static double prob_sum(const gate_case_t *c, int32_t e)
-{
-  return ((double *)c->stats)[MZ_STATS_PROBS(c->gate.num_experts) + e];
-}
-
-typedef struct route {
-  int32_t expert, slot; /* slot -1: dropped, expert not looked at */
-  double weight;
-} route_t;
-
-#define DROP                                                                   \
-  {                                                                            \
-    0, -1, 0.0                                                                 \
-  }
-
-static void check_routes(const gate_case_t *c, const route_t *routes)
-{
-  const mz_gate_t *g = &c->gate;
-  int32_t first[4] = {0};
-
-  for (int32_t e = 1; e < 4; e++)
-    first[e] = first[e - 1] + g->kept[e - 1];
-  for (int64_t r = 0; r < g->num_tokens * g->k; r++) {
-    cr_assert_float_eq(g->weight[r], routes[r].weight, 1e-6, "route %d",
-                       (int)r);
-    if (routes[r].slot < 0) {
-      cr_assert_eq(g->row[r], -1, "route %d", (int)r);
-      continue;
-    }
-    cr_assert_eq(g->expert[r], routes[r].expert, "route %d", (int)r);
-    cr_assert_eq(g->row[r], first[g->expert[r]] + routes[r].slot, "route %d",
-                 (int)r);
-  }
-}
-
-static void check_counts(const gate_case_t *c, const int *routed,
-                         const int *kept, const double *mean)
-{
-  for (int32_t e = 0; e < 4; e++) {
-    cr_assert_eq(c->stats[MZ_STATS_ROUTED(4) + e], routed[e]);
-    cr_assert_eq(c->stats[MZ_STATS_KEPT(4) + e], kept[e]);
-    cr_assert_eq(c->gate.kept[e], kept[e]);
-    cr_assert_float_eq(prob_sum(c, e) / (double)c->gate.num_tokens, mean[e],
-                       1e-6);
-  }
-  cr_assert_eq(c->stats[MZ_STATS_TOKENS(4)], c->gate.num_tokens);
-}
-
 Test(gate_golden, top1_by_position_drops_the_later_tokens)
 {
   static const route_t two[6] = {{0, 0, .6}, {1, 0, .7}, {0, 1, .5},

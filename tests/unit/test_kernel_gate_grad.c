@@ -10,6 +10,7 @@ typedef struct grad_case {
   mz_gate_grad_t grad;
   float *d_weight, *dx, *dw;
   int64_t *counts;
+  double *sums;
 } grad_case_t;
 
 /* Of a forward call that has run. */
@@ -24,6 +25,8 @@ static void setup_grad(grad_case_t *g)
   cr_assert_eq(mz_new(tokens * f->width, "dx", &g->dx), MZ_OK);
   cr_assert_eq(mz_new(experts * f->width, "dw", &g->dw), MZ_OK);
   cr_assert_eq(mz_new(experts, "counts", &g->counts), MZ_OK);
+  cr_assert_eq(mz_new(experts, "sums", &g->sums), MZ_OK);
+  g->grad.aux_sums = g->sums;
   g->grad.forward = *f;
   g->grad.d_weight = g->d_weight;
   g->grad.aux_counts = g->counts;
@@ -38,6 +41,7 @@ static void teardown_grad(grad_case_t *g)
   mz_free(g->dx);
   mz_free(g->dw);
   mz_free(g->counts);
+  mz_free(g->sums);
   teardown(&g->c);
 }
 
@@ -145,10 +149,14 @@ static double token_loss(const grad_case_t *g, const double *x, const double *w,
 {
   const mz_gate_t *f = &g->c.gate;
   double gate[64], lse = reference_gates(&g->c, x, w, t, gate);
-  double loss = g->grad.z_scale * lse * lse, sum = 0.0;
+  double loss = g->grad.z_scale * lse * lse, all = 0.0, sum = 0.0;
 
   for (int32_t e = 0; e < f->num_experts; e++)
-    loss += g->grad.aux_scale * (double)g->counts[e] * gate[e];
+    all += gate[e];
+  for (int32_t e = 0; e < f->num_experts; e++)
+    loss += (g->grad.aux_scale * (double)g->counts[e] +
+             g->grad.sums_scale * (g->sums[e] - g->grad.sums_mean)) *
+            gate[e] / all;
   for (int64_t r = t * f->k; r < (t + 1) * f->k; r++)
     if (f->row[r] >= 0) sum += gate[f->expert[r]];
   if (f->k == 1 || !f->norm_topk) sum = 1.0;
@@ -199,23 +207,37 @@ static void check_slopes(grad_case_t *g, float dx_before, float dw_before)
   mz_free(w);
 }
 
-static void check_random(int32_t k, int norm_topk, int32_t capacity,
-                         double aux_scale, double z_scale)
+typedef struct terms {
+  double aux, sums, z; /* scales */
+} terms_t;
+
+/* The gate of @p like's options on random inputs. */
+static void check_random(const mz_gate_t *like, terms_t terms)
 {
   const int64_t tokens = 13, width = 5;
   const int32_t experts = 6;
+  int32_t k = like->k;
   grad_case_t g;
 
   setup_random(&g.c, tokens, experts, k, width);
-  g.c.gate.norm_topk = norm_topk;
-  g.c.gate.capacity = capacity;
+  g.c.gate.norm_topk = like->norm_topk;
+  g.c.gate.capacity = like->capacity;
+  g.c.gate.score = like->score;
+  g.c.gate.temperature = like->temperature;
+  g.c.gate.jitter = like->jitter;
+  g.c.gate.jitter_random = mz_random_make(3, 2, MZ_PURPOSE_GATE_NOISE, 1);
+  g.c.gate.used = like->used;
   run(&g.c);
   setup_grad(&g);
   fill(g.d_weight, tokens * k, 3);
-  for (int64_t e = 0; e < experts; e++)
+  for (int64_t e = 0; e < experts; e++) {
     g.counts[e] = g.c.stats[MZ_STATS_ROUTED(experts) + e];
-  g.grad.aux_scale = aux_scale;
-  g.grad.z_scale = z_scale;
+    g.sums[e] = ((double *)g.c.stats)[MZ_STATS_PROBS(experts) + e];
+  }
+  g.grad.aux_scale = terms.aux;
+  g.grad.z_scale = terms.z;
+  g.grad.sums_scale = terms.sums;
+  g.grad.sums_mean = (double)tokens / experts;
   for (int64_t i = 0; i < tokens * width; i++)
     g.dx[i] = 2.0f;
   for (int64_t i = 0; i < experts * width; i++)
@@ -232,15 +254,109 @@ static void check_random(int32_t k, int norm_topk, int32_t capacity,
   teardown_grad(&g);
 }
 
+static void check_capacities(mz_gate_t like, terms_t terms)
+{
+  for (like.k = 1; like.k <= 6; like.k++)
+    for (like.norm_topk = 0; like.norm_topk <= 1; like.norm_topk++)
+      for (like.capacity = 0; like.capacity <= 4; like.capacity += 2)
+        check_random(&like, terms);
+}
+
 Test(gate_grad, equals_central_differences)
 {
-  for (int32_t k = 1; k <= 6; k++)
-    for (int norm = 0; norm <= 1; norm++)
-      for (int32_t capacity = 0; capacity <= 4; capacity += 2) {
-        check_random(k, norm, capacity, 0.0, 0.0);
-        check_random(k, norm, capacity, 0.02, 0.0);
-        check_random(k, norm, capacity, 0.03, 0.01);
-      }
+  check_capacities((mz_gate_t){0}, (terms_t){0});
+  check_capacities((mz_gate_t){0}, (terms_t){.aux = 0.02});
+  check_capacities((mz_gate_t){0}, (terms_t){.aux = 0.03, .z = 0.01});
+}
+
+Test(gate_grad, of_squared_shares_equals_central_differences)
+{
+  check_capacities((mz_gate_t){0}, (terms_t){.sums = 0.05});
+  check_capacities((mz_gate_t){0}, (terms_t){.aux = 0.02, .sums = 0.05});
+}
+
+Test(gate_grad, with_sigmoids_equals_central_differences)
+{
+  mz_gate_t like = {.score = MZ_SCORE_SIGMOID};
+
+  check_capacities(like, (terms_t){0});
+  check_capacities(like, (terms_t){.aux = 0.03, .sums = 0.05});
+}
+
+Test(gate_grad, at_a_temperature_equals_central_differences)
+{
+  mz_gate_t like = {.temperature = 0.8f};
+
+  check_capacities(like, (terms_t){.aux = 0.03, .sums = 0.05, .z = 0.01});
+  like.score = MZ_SCORE_SIGMOID;
+  like.temperature = 1.7f;
+  check_capacities(like, (terms_t){.aux = 0.03});
+}
+
+Test(gate_grad, with_jitter_equals_central_differences)
+{
+  mz_gate_t like = {.jitter = 0.3f, .temperature = 1.2f};
+
+  check_capacities(like, (terms_t){.aux = 0.03, .z = 0.01});
+}
+
+Test(gate_grad, of_pads_comes_from_the_balance_alone)
+{
+  static const int32_t used[13] = {1, 1, 0, 1, 0, 0, 1, 1, 1, 0, 1, 1, 0};
+  mz_gate_t like = {.used = used};
+
+  check_capacities(like, (terms_t){.aux = 0.03, .z = 0.01});
+}
+
+/* More tokens and channels than one tile of the jittered products has. */
+Test(gate_grad, with_jitter_on_many_tiles_equals_central_differences)
+{
+  enum { TOKENS = 70, EXPERTS = 3, WIDTH = 300 };
+  grad_case_t g;
+  double *x, *w;
+
+  setup_random(&g.c, TOKENS, EXPERTS, 2, WIDTH);
+  for (int64_t i = 0; i < EXPERTS * WIDTH; i++)
+    g.c.w[i] *= 0.125f;
+  g.c.gate.sequence = 7;
+  g.c.gate.jitter = 0.01f;
+  g.c.gate.jitter_random = mz_random_make(9, 8, MZ_PURPOSE_GATE_NOISE, 7);
+  run(&g.c);
+  setup_grad(&g);
+  fill(g.d_weight, TOKENS * 2, 3);
+  run_grad(&g);
+  x = doubles_of(g.c.x, TOKENS * WIDTH);
+  w = doubles_of(g.c.w, EXPERTS * WIDTH);
+  for (int64_t i = 0; i < TOKENS * WIDTH; i += 97)
+    cr_assert_float_eq(g.dx[i], slope(&g, x, w, &x[i]), 2e-5);
+  for (int64_t i = 0; i < EXPERTS * WIDTH; i += 41)
+    cr_assert_float_eq(g.dw[i], slope(&g, x, w, &w[i]), 5e-5);
+  mz_free(x);
+  mz_free(w);
+  teardown_grad(&g);
+}
+
+/* lambda sum (P_e - 1/E)^2 with lambda 0.08. */
+Test(gate_grad_golden, squared_shares)
+{
+  static const double expected[24] = {
+      .00112,      -.00016,     -.000568889, -.000391111, .00032,
+      .000373333,  -.000435556, -.000257778, .001066667,  -.00016,
+      -.000542222, -.000364444, .00112,      -.000106667, -.000595556,
+      -.000417778, .000475556,  .000417778,  -.00028,     -.000613333,
+      .001155556,  .000066667,  -.000933333, -.000288889};
+  grad_case_t g;
+
+  setup_golden(&g, TOP1, 6, 1, 2);
+  for (int e = 0; e < 4; e++)
+    g.sums[e] = prob_sum(&g.c, e);
+  g.grad.sums_scale = 0.08 * 2 / 36;
+  g.grad.sums_mean = 6.0 / 4;
+  run_grad(&g);
+  check_dlogits(&g, expected, 6);
+  for (int i = 0; i < 24; i++)
+    cr_assert_float_eq(g.grad.dlogits[i], expected[i], 1e-8);
+  teardown_grad(&g);
 }
 
 Test(gate_grad, fixed_logits_send_nothing_to_x_and_w)

@@ -57,6 +57,36 @@ Test(layouts, equal_with_auxiliary_losses_of_the_group)
                "moe.saved_rows=0.25 moe.k=1");
 }
 
+Test(layouts, equal_with_other_balance_losses)
+{
+  expect_equal(4, "cover moe.aux_loss=first_choice moe.aux_loss_coef=0.05 -- "
+                  "moe.aux_loss=squared moe.aux_loss_coef=1 -- "
+                  "moe.bias_update_rate=0.01 -- moe.aux_loss=squared "
+                  "moe.aux_loss_coef=1 moe.score=sigmoid");
+}
+
+/* Random numbers are counted in the global batch. */
+Test(layouts, equal_with_noise_of_the_gate_and_a_temperature)
+{
+  expect_equal(4, "cover moe.gate_noise=0.1 moe.temperature=1.3 -- moe.k=1 "
+                  "moe.noisy_gate_policy=RSample -- "
+                  "moe.top2_2nd_expert_sampling=true -- moe.score=sigmoid "
+                  "moe.bias_update_rate=0.01 "
+                  "'moe.temperature={\"start\":2,\"end\":0.5,\"steps\":8}'");
+}
+
+/* A capacity is of a rank's tokens, so the number of ranks is one. */
+#define DROPS "same_ranks moe.drop_tokens=true moe.capacity_factor=0.75 "
+
+Test(layouts, equal_with_random_selection_on_any_ep_size_and_stage)
+{
+  expect_equal(4,
+               "cover " DROPS "moe.k=1 -- " DROPS "moe.use_rts=true -- " DROPS
+               "moe.use_rts=true moe.gate_noise=0.1 moe.k=3 -- " DROPS
+               "moe.expert_capacity=3 moe.use_rts=true "
+               "moe.bias_update_rate=0.01");
+}
+
 Test(layouts, equal_whether_rows_are_saved_or_sent_again)
 {
   expect_equal(4, "cover moe.saved_rows=0.25 -- moe.saved_rows=8 -- "

@@ -387,6 +387,31 @@ Test(gpt, hooks_must_fit_the_layer)
   expect_plans(&c);
 }
 
+Test(gpt, gates_that_cannot_be_are_refused)
+{
+  mz_config_values_t c = gpt2_config();
+
+  add_moe(&c, 0, 4, 1);
+  c.moe.temperature = -1;
+  expect_error(&c, MZ_ERR_ARG, "temperature -1 to 0 in 0 steps");
+  c.moe.temperature = 1;
+  c.moe.temperature_steps = 3;
+  expect_error(&c, MZ_ERR_ARG, "temperature 1 to 0 in 3 steps");
+  c.moe.temperature_end = 2;
+  c.moe.gate_noise = 1;
+  expect_error(&c, MZ_ERR_ARG, "jitter is 1, need 0 <= jitter < 1");
+  c.moe.gate_noise = 0;
+  c.moe.noisy_gate_policy = MZ_NOISE_RSAMPLE;
+  c.moe.bias_update_rate = 0.5;
+  expect_error(&c, MZ_ERR_ARG, "a bias and drawn choices exclude each other");
+  c.moe.noisy_gate_policy = MZ_NOISE_NONE;
+  c.moe.score = MZ_SCORE_SIGMOID;
+  c.moe.z_loss_coef = 0.25;
+  expect_error(&c, MZ_ERR_ARG, "the z-loss is of softmax");
+  c.moe.z_loss_coef = 0;
+  expect_plans(&c);
+}
+
 Test(gpt, no_memory_at_any_allocation_is_an_error_without_a_leak)
 {
   mz_config_values_t c = gpt2_config();
@@ -438,7 +463,7 @@ Test(moe_layer, one_buffer_of_routes_lives_from_forward_to_backward)
 }
 
 typedef struct stats4 {
-  int64_t routed[4], kept[4], tokens;
+  int64_t routed[4], kept[4], first[4], tokens;
   double probs[4], z;
 } stats4_t;
 
@@ -472,16 +497,16 @@ Test(moe_values, constant_logits_give_the_values_by_hand)
   stats4_t two[2] = {a, a};
 
   cr_assert_eq(sizeof(stats4_t), 8 * MZ_STATS_ELEMENTS(4));
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 14), 1.0, 1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 14), 1.921812, 1e-6);
+  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 1.0, 1e-12);
+  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 18), 1.921812, 1e-6);
   two[0] = two[1] = c;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 14), 1.999818, 1e-6);
+  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 1.999818, 1e-6);
   opts.k = 1;
   two[0] = two[1] = b;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 14), 3.999455, 1e-6);
-  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 14), 100.0027, 1e-4);
+  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 3.999455, 1e-6);
+  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 18), 100.0027, 1e-4);
   opts.aux_loss = MZ_AUX_NONE;
-  cr_expect_eq(mz_moe_aux_value(&opts, two, 2, 14), 0);
+  cr_expect_eq(mz_moe_aux_value(&opts, two, 2, 18), 0);
 }
 
 /* Rank 0 sends its 12 tokens to expert 0, rank 1 its 4 to expert 1; gates are
@@ -493,19 +518,19 @@ Test(moe_values, scopes_differ_in_what_they_average)
   const double even[4] = {0}, ten[4] = {10, 0, 0, 0};
   stats4_t all[3] = {constant_logits(ten, 12, (int64_t[4]){12, 0, 0, 0}),
                      constant_logits(even, 4, (int64_t[4]){0, 4, 0, 0}),
-                     {{0}, {0}, 0, {0}, 0}};
+                     {{0}, {0}, {0}, 0, {0}, 0}};
   double p0 = exp(10) / (exp(10) + 3), p1 = 1 / (exp(10) + 3);
   double group = 4 * (0.75 * (12 * p0 + 1) / 16 + 0.25 * (12 * p1 + 1) / 16);
   double z = log(exp(10) + 3);
 
   opts.aux_scope = MZ_SCOPE_GROUP;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 14), group, 1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 14),
+  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 18), group, 1e-12);
+  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 18),
                      (12 * z * z + 4 * log(4) * log(4)) / 16, 1e-10);
   opts.aux_scope = MZ_SCOPE_RANK; /* the rank without a token counts as 0 */
-  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 14), (4 * p0 + 1) / 3,
+  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 18), (4 * p0 + 1) / 3,
                      1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 14),
+  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 18),
                      (z * z + log(4) * log(4)) / 3, 1e-10);
 }
 
@@ -515,6 +540,6 @@ Test(moe_values, no_token_at_all_is_zero)
       .num_experts = 4, .k = 2, .aux_loss = MZ_AUX_LOAD_BALANCING};
   stats4_t none = {.tokens = 0};
 
-  cr_expect_eq(mz_moe_aux_value(&opts, &none, 1, 14), 0);
-  cr_expect_eq(mz_moe_z_value(&opts, &none, 1, 14), 0);
+  cr_expect_eq(mz_moe_aux_value(&opts, &none, 1, 18), 0);
+  cr_expect_eq(mz_moe_z_value(&opts, &none, 1, 18), 0);
 }

@@ -168,7 +168,7 @@ Test(plan_traffic, stage_1_sends_gradients_and_weights_once_a_step)
 
   expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 199680, 0, 0);
   expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 99840, 0, 0);
-  expect_line(p, MZ_ENTRY_STATS, 1, 8 * 2 * (3 * 4 + 2), 0, 0, 1, 224);
+  expect_line(p, MZ_ENTRY_STATS, 1, 8 * 2 * (4 * 4 + 2), 0, 0, 1, 288);
   expect_line(p, MZ_ENTRY_SCALARS, 0, 0, 2, 2 * 8 * MZ_PLAN_SCALARS, 0, 0);
   cr_expect_eq(p->num_traffic, 4);
   mz_plan_destroy(&p);
