@@ -118,6 +118,35 @@ Test(layouts, equal_with_poison_and_other_orders_and_limits)
                   "debug.count_limit=7");
 }
 
+#define FOUR(x) x "," x "," x "," x
+#define TO_FIRST "moe.k=1 debug.route_table=[" FOUR(FOUR("0,0,0,0")) "]"
+#define TO_TWO "moe.k=1 debug.route_table=[" FOUR(FOUR("0,1,1,0")) "]"
+
+/* One expert, all experts chosen, all tokens to one expert, and experts of the
+ * later ranks without a token. E = ep is among the plain layouts. */
+Test(layouts, equal_at_the_edges_of_routing)
+{
+  expect_equal(4, "cover experts=1 moe.k=1 -- moe.k=4 -- " TO_FIRST
+                  " -- " TO_TWO " -- moe.saved_rows=0.25 " TO_FIRST);
+}
+
+static void expect_pools(int ranks, const char *args)
+{
+  char output[16384];
+  int code = mz_test_mpirun(ranks, "tests/ranks/rank_pools", args, 60, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "%s: exit code %d\n%s", args, code, output);
+  cr_log_info("%s", output);
+}
+
+Test(layouts, gradients_are_equal_whatever_the_pool)
+{
+  expect_pools(1, "moe.aux_loss=load_balancing moe.aux_loss_coef=0.01");
+  expect_pools(4, "moe.ep_size=4 zero_optimization.stage=3");
+  expect_pools(4, "moe.ep_size=2 zero_optimization.stage=2 " TO_FIRST);
+}
+
 /* As with an MPI that does not take a GPU's memory. */
 Test(layouts, equal_with_messages_through_host_memory)
 {
