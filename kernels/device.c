@@ -116,12 +116,6 @@ mz_status_t mz_stream_synchronize(const mz_device_t *device, mz_stream_t stream)
   return MZ_TRACE(device->ops->synchronize(device, stream));
 }
 
-mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
-                           mz_event_t event)
-{
-  return MZ_TRACE(device->ops->stream_wait(device, stream, event));
-}
-
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out)
 {
   *event_out = NULL;

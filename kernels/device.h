@@ -50,8 +50,6 @@ typedef struct mz_device_ops {
   mz_status_t (*event_done)(const mz_device_t *device, mz_event_t event,
                             bool *done_out);
   mz_status_t (*event_wait)(const mz_device_t *device, mz_event_t event);
-  mz_status_t (*stream_wait)(const mz_device_t *device, mz_stream_t stream,
-                             mz_event_t event);
   mz_status_t (*copy)(const mz_device_t *device, void *dst, const void *src,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*upload)(const mz_device_t *device, void *dst, const void *src,
@@ -106,10 +104,6 @@ void mz_stream_destroy(const mz_device_t *device, mz_stream_t stream);
 /** Waits until all work of a stream is done. */
 mz_status_t mz_stream_synchronize(const mz_device_t *device,
                                   mz_stream_t stream);
-/** Later work of @p stream starts after the event's place. */
-mz_status_t mz_stream_wait(const mz_device_t *device, mz_stream_t stream,
-                           mz_event_t event);
-
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out);
 void mz_event_destroy(const mz_device_t *device, mz_event_t event);
 mz_status_t mz_event_record(const mz_device_t *device, mz_event_t event,

@@ -102,15 +102,6 @@ static mz_status_t event_wait(const mz_device_t *device, mz_event_t event)
   return MZ_OK;
 }
 
-static mz_status_t stream_wait(const mz_device_t *device, mz_stream_t stream,
-                               mz_event_t event)
-{
-  (void)device;
-  (void)stream;
-  (void)event;
-  return MZ_OK;
-}
-
 static mz_status_t copy(const mz_device_t *device, void *dst, const void *src,
                         int64_t bytes, mz_stream_t stream)
 {
@@ -185,7 +176,6 @@ const mz_device_ops_t mz_device_ops_cpu = {.name = MZ_BACKEND_CPU,
                                            .event_record = event_record,
                                            .event_done = event_done,
                                            .event_wait = event_wait,
-                                           .stream_wait = stream_wait,
                                            .copy = copy,
                                            .upload = copy,
                                            .fill = fill,

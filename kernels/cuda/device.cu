@@ -207,14 +207,6 @@ static mz_status_t elapsed(const mz_device_t *device, mz_timer_t from,
   return MZ_OK;
 }
 
-static mz_status_t stream_wait(const mz_device_t *device, mz_stream_t stream,
-                               mz_event_t event)
-{
-  (void)device;
-  MZ_CUDA(cudaStreamWaitEvent(mz_cuda_stream(stream), (cudaEvent_t)event, 0));
-  return MZ_OK;
-}
-
 /* --- bytes --- */
 
 static mz_status_t copy(const mz_device_t *device, void *dst, const void *src,
@@ -273,10 +265,29 @@ static mz_status_t fill(const mz_device_t *device, void *dst, int byte,
 }
 
 /* A timer is an event that keeps the time. */
-extern "C" const mz_device_ops_t mz_device_ops_cuda = {
-    MZ_BACKEND_CUDA, false,          count_devices, open_device,  close_device,
-    attach,          alloc,          free_memory,   alloc_host,   free_host,
-    stream_create,   stream_destroy, synchronize,   event_create, event_destroy,
-    event_record,    event_done,     event_wait,    stream_wait,  copy,
-    upload,          fill,           used,          create_timer, event_destroy,
-    event_record,    elapsed};
+extern "C" const mz_device_ops_t mz_device_ops_cuda = {MZ_BACKEND_CUDA,
+                                                       false,
+                                                       count_devices,
+                                                       open_device,
+                                                       close_device,
+                                                       attach,
+                                                       alloc,
+                                                       free_memory,
+                                                       alloc_host,
+                                                       free_host,
+                                                       stream_create,
+                                                       stream_destroy,
+                                                       synchronize,
+                                                       event_create,
+                                                       event_destroy,
+                                                       event_record,
+                                                       event_done,
+                                                       event_wait,
+                                                       copy,
+                                                       upload,
+                                                       fill,
+                                                       used,
+                                                       create_timer,
+                                                       event_destroy,
+                                                       event_record,
+                                                       elapsed};

@@ -6,8 +6,6 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
-#include <string.h>
-
 static mz_status_t open_own(mz_engine_t *e, const char *backend, int place)
 {
   int count;
