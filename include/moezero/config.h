@@ -162,6 +162,7 @@ typedef struct mz_train_config {
 typedef struct mz_comm_config {
   bool thread;
   int64_t piece_bytes;
+  mz_form_t messages;
 } mz_comm_config_t;
 
 typedef struct mz_checkpoint_config {

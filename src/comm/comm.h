@@ -55,8 +55,8 @@ typedef struct mz_comm_opts {
   /* Elements an MPI call may take, same on all ranks; 0: INT_MAX. A lower limit
      (tests: 7) sends every message pairwise, cut into calls of that many. */
   int64_t count_limit;
-  bool pairwise; /* every message pairwise: sends and receives, own block copied
-                    by the device; same on all ranks */
+  mz_form_t form; /* pairwise the own block is copied by the device; same on all
+                     ranks */
 } mz_comm_opts_t;
 
 /** Dups @p world and sets MPI_ERRORS_RETURN on the dup. Group 0 is the data

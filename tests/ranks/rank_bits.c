@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Equal bits: two runs of one layout, and the threaded and the inline queue.
- * Each layout runs three times on all ranks (thread, thread, inline) and must
- * leave the same losses, norms, hash and parameters, bit by bit.
- * Usage: rank_bits [KEY=VALUE]... [-- KEY=VALUE...]..., a variant between two
+/* Equal bits: two runs of one layout, messages by collectives and pairwise, and
+ * the threaded and the inline queue. Each layout runs three times on all ranks
+ * (thread; thread, pairwise; inline) and must leave the same losses, norms,
+ * hash and parameters, bit by bit. Usage: rank_bits [KEY=VALUE]... [--
+ * KEY=VALUE...]..., a variant between two
  * "--". Prints a line a variant. Exit code 0: all the same. */
 #include "tiny.h"
 
@@ -11,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_ASSIGNMENTS = 24, OWN = 5, STEPS = 6, BATCH = 8 };
+enum { MAX_ASSIGNMENTS = 24, OWN = 6, STEPS = 6, BATCH = 8 };
 
 typedef struct variant {
   const char *given[MAX_ASSIGNMENTS];
@@ -21,7 +22,7 @@ typedef struct variant {
 } variant_t;
 
 static int assemble(const variant_t *v, char own[][64], int ep, int stage,
-                    int accumulation, int thread, const char **all)
+                    int accumulation, int run, const char **all)
 {
   int n = 0;
 
@@ -29,7 +30,8 @@ static int assemble(const variant_t *v, char own[][64], int ep, int stage,
   snprintf(own[1], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[2], 64, "gradient_accumulation_steps=%d", accumulation);
   snprintf(own[3], 64, "train_batch_size=%d", BATCH);
-  snprintf(own[4], 64, "comm.thread=%s", thread ? "true" : "false");
+  snprintf(own[4], 64, "comm.thread=%s", run < 2 ? "true" : "false");
+  snprintf(own[5], 64, "comm.messages=%s", run == 1 ? "pairwise" : "auto");
   for (; n < OWN; n++)
     all[n] = own[n];
   for (int i = 0; i < v->num_given; i++)
@@ -57,7 +59,7 @@ static void try_layout(variant_t *v, int ep, int stage, int accumulation)
   int ok, all_ok;
 
   for (int i = 0; i < 3 && st == MZ_OK; i++) {
-    int n = assemble(v, own, ep, stage, accumulation, i < 2, all);
+    int n = assemble(v, own, ep, stage, accumulation, i, all);
 
     st = tiny_run(all, n, MPI_COMM_WORLD, STEPS, &runs[i]);
     if (st == MZ_OK && i > 0 && !what) what = difference(&runs[0], &runs[i]);

@@ -566,7 +566,7 @@ int main(int argc, char **argv)
 
   if (argc != 3) return 2;
   opts.thread = strcmp(argv[1], "thread") == 0;
-  opts.pairwise = strcmp(argv[1], "pairwise") == 0;
+  if (strcmp(argv[1], "pairwise") == 0) opts.form = MZ_FORM_PAIRWISE;
   opts.count_limit = atoi(argv[2]);
   MPI_Init_thread(&argc, &argv,
                   opts.thread ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED,
