@@ -212,11 +212,11 @@ int main(int argc, char **argv)
     s.hidden = atoi(argv[3]);
     s.inner = atoi(argv[4]);
   }
-  if (world != 1 || (argc != 2 && argc != 5) || s.experts < 3 ||
+  if (world != 1 || (argc != 2 && argc != 5) || s.experts < 6 ||
       s.experts > MAX_EXPERTS) {
     fprintf(stderr,
             "usage: rank_experts DEVICE [EXPERTS HIDDEN INNER], on one "
-            "rank, 3 to %d experts\n",
+            "rank, 6 to %d experts\n",
             MAX_EXPERTS);
     MPI_Finalize();
     return 2;
