@@ -11,6 +11,7 @@ size_of() {
   case $1 in
   mixtral-8x7b) echo 46702 ;;
   nlg-350m-moe128) echo 13141 ;;
+  pr-moe) echo 4116 ;;
   *) echo any ;;
   esac
 }
@@ -46,4 +47,4 @@ for path in "$root"/apps/configs/*.json; do
   fi
   plans=$((plans + 1))
 done
-test "$plans" -ge 7
+test "$plans" -ge 8
