@@ -2,12 +2,11 @@
 /* Cases that need data, routes or gradients of their own:
  *   rank_cases routes     2 ranks: each rank uses one expert of four only
  *   rank_cases ragged     2 ranks: one has half the tokens, tokens drop
- *   rank_cases norm FILE  4 ranks: injected gradients of a known norm; FILE is
- *                         written
- *   rank_cases divide     8 ranks: (ranks, experts, ep_size) that divide, and
- *                         those that do not
- * A last word "inline" runs without the communication thread. Exit code 0: all
- * is right. */
+ *   rank_cases empty      2 ranks of one expert-parallel group: one has no
+ * token rank_cases norm FILE  4 ranks: injected gradients of a known norm; FILE
+ * is written rank_cases divide     8 ranks: (ranks, experts, ep_size) that
+ * divide, and those that do not A last word "inline" runs without the
+ * communication thread. Exit code 0: all is right. */
 #include "tiny.h"
 
 #include "base/alloc.h"
@@ -298,6 +297,90 @@ static void case_ragged(void)
     report(try_ragged(stage, sums), "ragged, stage", stage);
 }
 
+/* --- empty: rank 0 has all sequences, rank 1 none --- */
+
+enum { ALL = 2 };
+
+static mz_status_t step_of_first_rank(tiny_t *tiny, mz_step_result_t *result)
+{
+  int32_t ids[ALL * TINY_SEQUENCE], next[ALL * TINY_SEQUENCE];
+  int64_t samples[ALL] = {0, 1};
+  int32_t own, most = ALL;
+  mz_step_data_t data = {.num_micro = 1,
+                         .tokens = ids,
+                         .labels = next,
+                         .samples = samples,
+                         .sequences = &own,
+                         .max_sequences = &most};
+  int rank;
+
+  MPI_Comm_rank(tiny->comm, &rank);
+  own = rank == 0 ? ALL : 0;
+  for (int s = 0; s < ALL; s++)
+    for (int t = 0; t < TINY_SEQUENCE; t++) {
+      ids[s * TINY_SEQUENCE + t] = tiny_token(0, s, t);
+      next[s * TINY_SEQUENCE + t] = tiny_token(0, s, t + 1);
+    }
+  return MZ_TRACE(mz_engine_step(tiny->engine, &data, result));
+}
+
+/* The first step on a communicator: its loss and gradients. */
+static mz_status_t take_empty(MPI_Comm comm, int ep, int stage, double *loss,
+                              tiny_run_t *grads)
+{
+  tiny_given_t g = {.num = 0};
+  mz_step_result_t result;
+  tiny_t tiny;
+  mz_status_t st;
+  int size;
+
+  MPI_Comm_size(comm, &size);
+  tiny_give(&g, "train_batch_size=%d", ALL * size);
+  tiny_give(&g, "train_micro_batch_size_per_gpu=%d", ALL);
+  tiny_give(&g, "moe.ep_size=%d", ep);
+  tiny_give(&g, "moe.aux_loss=load_balancing");
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, comm, &tiny), done);
+  MZ_TRY_GOTO(st, step_of_first_rank(&tiny, &result), done);
+  MZ_REQUIRE_GOTO(result.tokens == ALL * TINY_SEQUENCE, st, done, MZ_ERR_DATA,
+                  "%" PRId64 " tokens", result.tokens);
+  *loss = result.loss;
+  MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_GRADS, grads), done);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static mz_status_t try_empty(int stage, double expected, const tiny_run_t *one)
+{
+  tiny_run_t grads = {0};
+  tiny_apart_t apart;
+  double loss;
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, take_empty(MPI_COMM_WORLD, 2, stage, &loss, &grads), done);
+  apart = tiny_compare(one, &grads);
+  MZ_REQUIRE_GOTO(fabs(loss - expected) <= 1e-5 * expected &&
+                      apart.tensor <= 1e-5,
+                  st, done, MZ_ERR_DATA,
+                  "loss %.9g, of one rank %.9g; gradients %g apart in %s", loss,
+                  expected, apart.tensor, apart.name);
+done:
+  tiny_run_free(&grads);
+  return st;
+}
+
+static void case_empty(void)
+{
+  tiny_run_t one = {0};
+  double loss = 0;
+
+  report(take_empty(MPI_COMM_SELF, 1, 0, &loss, &one), "all tokens", 1);
+  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
+    report(try_empty(stage, loss, &one), "a rank without tokens, stage", stage);
+  tiny_run_free(&one);
+}
+
 /* --- norm: 4 in a dense tensor, 3 in expert 0, NaN in all padding --- */
 
 static mz_status_t write_norms(const char *path)
@@ -471,6 +554,8 @@ static int run_case(int argc, char **argv)
     case_routes();
   else if (strcmp(argv[1], "ragged") == 0 && size == 2)
     case_ragged();
+  else if (strcmp(argv[1], "empty") == 0 && size == 2)
+    case_empty();
   else if (strcmp(argv[1], "norm") == 0 && size == 4 && argc >= 3)
     case_norm(argv[2]);
   else if (strcmp(argv[1], "divide") == 0 && size == 8)
