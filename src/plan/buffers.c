@@ -260,9 +260,7 @@ static mz_status_t touch_op(mz_plan_t *p, mz_walk_t w, int32_t at)
   e = &p->entries[op->entry];
   touch(p, w, e->staging, at);
   touch(p, w, e->target, at);
-  /* the packed side is only read while the message is under way */
-  if (op->kind != MZ_OP_SUM && op->kind != MZ_OP_PLACE)
-    touch(p, w, e->packed, at);
+  touch(p, w, e->packed, at); /* a sum reads the own part there */
   if (e->kind == MZ_ENTRY_COUNTS)
     touch(p, w, p->buffer_of_decl[p->moes[e->moe].counts], at);
   if (e->kind == MZ_ENTRY_TOKENS) {

@@ -168,9 +168,10 @@ typedef struct mz_entry {
   int32_t moe;                   /* counts, tokens */
   mz_direction_t direction;      /* tokens */
   int32_t send, recv;            /* tokens: declaration buffers */
-  int64_t send_bytes; /* of this rank, own block included: exact for bulk,
-                         counts, stats and scalars; for tokens the bound over
-                         all rounds and runs, in the entry of the first run */
+  int64_t send_bytes; /* of this rank, own block included but for gradients:
+                         exact for bulk, counts, stats and scalars; for tokens
+                         the bound over all rounds and runs, in the entry of
+                         the first run */
   int64_t max_calls;  /* wire calls: 1; tokens: the most rounds there can be */
 } mz_entry_t;
 
@@ -181,7 +182,8 @@ typedef enum mz_op_kind {
   MZ_OP_WAIT,      /* entry: not to go on before it is done */
   MZ_OP_PACK,      /* entry: unit-major -> packed, before its POST */
   MZ_OP_PLACE,     /* entry: staging -> unit-major, after its WAIT */
-  MZ_OP_SUM,       /* entry: staging -> accumulator, rank order, after WAIT */
+  MZ_OP_SUM,       /* entry: staging and the own part -> accumulator, in rank
+                      order, after WAIT */
   MZ_OP_RELEASE,   /* units: weights no longer there */
   MZ_OP_RUN,       /* moe, run: sets the current run */
   MZ_OP_LOOP,      /* rounds begin; jump: past the END_LOOP */

@@ -159,14 +159,14 @@ static mz_plan_t *tiny_plan(mz_decl_t **decl, int32_t ep, int64_t stage)
 }
 
 /* Units padded: blocks 2560, 5120, 5120, 2304; eight experts of 4352: 49,920
- * elements of 4 bytes. A rank sends its contribution to all of them, and then
- * its half of the weights. */
+ * elements of 4 bytes. A rank sends its contribution to the other's half of
+ * them, and then its half of the weights. */
 Test(plan_traffic, stage_1_sends_gradients_and_weights_once_a_step)
 {
   mz_decl_t *decl;
   mz_plan_t *p = tiny_plan(&decl, 1, 1);
 
-  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 199680, 0, 0);
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 99840, 0, 0);
   expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 99840, 0, 0);
   expect_line(p, MZ_ENTRY_STATS, 1, 8 * 2 * (4 * 4 + 2), 0, 0, 1, 288);
   expect_line(p, MZ_ENTRY_SCALARS, 0, 0, 2, 2 * 8 * MZ_PLAN_SCALARS, 0, 0);
@@ -180,7 +180,7 @@ Test(plan_traffic, stage_0_gathers_sums_instead_of_weights)
   mz_decl_t *decl;
   mz_plan_t *p = tiny_plan(&decl, 1, 0);
 
-  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 199680, 0, 0);
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 99840, 0, 0);
   expect_line(p, MZ_ENTRY_SUMS, 0, 0, 1, 99840, 0, 0);
   cr_expect_null(line(p, MZ_ENTRY_WEIGHTS));
   mz_plan_destroy(&p);
@@ -193,7 +193,7 @@ Test(plan_traffic, stage_2_sends_gradients_every_micro_batch)
   mz_decl_t *decl;
   mz_plan_t *p = tiny_plan(&decl, 1, 2);
 
-  expect_line(p, MZ_ENTRY_GRADS, 6, 199680, 0, 0, 0, 0);
+  expect_line(p, MZ_ENTRY_GRADS, 6, 99840, 0, 0, 0, 0);
   expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 99840, 0, 0);
   mz_plan_destroy(&p);
   mz_decl_destroy(&decl);
@@ -209,7 +209,7 @@ Test(plan_traffic, stage_3_gathers_weights_for_each_pass)
 
   expect_line(p, MZ_ENTRY_PARAMS, 10, 4 * (1280 + 1024 + 2 * 10 * 2176), 0, 0,
               6, 4 * (1280 + 1024 + 10 * 2176));
-  expect_line(p, MZ_ENTRY_GRADS, 9, 199680, 0, 0, 0, 0);
+  expect_line(p, MZ_ENTRY_GRADS, 9, 99840, 0, 0, 0, 0);
   expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 3, 4 * 1792 / 2, 0, 0);
   mz_plan_destroy(&p);
   mz_decl_destroy(&decl);
@@ -223,7 +223,7 @@ Test(plan_traffic, ep_2_bounds_the_tokens_and_leaves_experts_alone)
   mz_decl_t *decl;
   mz_plan_t *p = tiny_plan(&decl, 2, 1);
 
-  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 4 * 15104, 0, 0);
+  expect_line(p, MZ_ENTRY_GRADS, 0, 0, 1, 2 * 15104, 0, 0);
   expect_line(p, MZ_ENTRY_WEIGHTS, 0, 0, 1, 2 * 15104, 0, 0);
   expect_line(p, MZ_ENTRY_TOKENS, 2 * 2 * 5, 2 * 128 * (32 * 3 + 64 * 2), 0, 0,
               2 * 2 * 2, 2 * 128 * (32 + 64));
@@ -242,7 +242,7 @@ Test(plan_traffic, small_buckets_send_the_same_bytes_in_more_calls)
     world_t w = make_world(&l, stage, small_opts);
     const mz_traffic_t *t = line(w.plans[0], MZ_ENTRY_GRADS);
 
-    cr_expect_eq(t->bytes_micro + t->bytes_update, 199680);
+    cr_expect_eq(t->bytes_micro + t->bytes_update, 99840);
     cr_expect_gt(t->calls_micro + t->calls_update, 10);
     for (int32_t i = 0; i < w.plans[0]->num_entries; i++)
       if (w.plans[0]->entries[i].lane == 1)
