@@ -407,8 +407,9 @@ int64_t mz_route_rounds(const int32_t *kept, int32_t num_experts,
                         int64_t round_rows);
 
 /**
- * Round @p round of a run at expert rank @p d: the window [round * round_rows,
- * ...) of its rows in expert-major order.
+ * Round @p round of a run at expert rank @p d: those of its rows, in
+ * expert-major order, that lie in window f + round of the rank's rows of all
+ * runs, where window w is [w * round_rows, ...) and f the run's first.
  * @param[out] counts_out   [ep_size, num] rows of the window; may be NULL.
  * @param[out] offsets_out  [num + 1]; may be NULL.
  * @return rows of the window.

@@ -229,6 +229,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
   int32_t *there =
       (int32_t *)mz_zero_buffer(engine->zero, engine->plan->round_counts);
   int64_t num_counts = (int64_t)o->ep_size * run->num_experts;
+  int64_t begin = (m->run_row / round_rows + round) * round_rows;
   int32_t *counts = engine->window_numbers, *offsets = counts + num_counts;
 
   m->round = round;
@@ -239,7 +240,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  .host_offsets = offsets,
                                  .counts = there,
                                  .max_rows = round_rows,
-                                 .pool_row = m->run_row + round * round_rows,
+                                 .pool_row = mz_max_i64(begin, m->run_row),
                                  .first_round = round == 0};
   engine->window.rows =
       mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
