@@ -164,7 +164,9 @@ static const mz_key_t rows[] = {
              "Without dropping: rows of the pool, as a multiple of balanced "
              "ones"),
     MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 1, MZ_INT_MAX,
-           "Runs of experts that an exchange is cut in"),
+           "Runs of experts that an exchange is cut in: one computes while the "
+           "tokens of the next and of the one before travel; from 2 on some "
+           "buffers are there twice, no bit changes"),
     MZ_LATER("moe.use_residual", BOOL, "false",
              "A dense feed-forward beside the experts"),
     MZ_LATER("moe.num_shared_experts", INT, "0", "Experts every token takes"),

@@ -127,6 +127,7 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  int64_t round);
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_sum_stats(mz_engine_t *engine);
 /* Points the pool buffers of a layer to its rows. */

@@ -204,6 +204,12 @@ static int32_t run_place(const mz_engine_t *e, int32_t run)
   return r->first_expert - e->plan->moes[r->moe].first_expert;
 }
 
+/* Where a run finds a buffer of its rounds. */
+static char *buffer_at(const mz_engine_t *e, int32_t buffer, int32_t run)
+{
+  return mz_zero_buffer(e->zero, mz_plan_buffer_at(e->plan, buffer, run));
+}
+
 void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
@@ -211,6 +217,10 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
   mz_moe_state_t *m = &engine->moes[op->moe];
   int32_t before = run_place(engine, op->run);
 
+  for (int32_t b = 0; b < engine->decl->num_buffers; b++)
+    if (engine->plan->twin_of_decl[b] >= 0 &&
+        engine->decl->buffers[b].moe == op->moe)
+      engine->buffers[b] = buffer_at(engine, b, op->run);
   m->rounds =
       mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
                       run->num_experts, engine->plan->moes[op->moe].round_rows);
@@ -282,6 +292,32 @@ static mz_status_t bind_tokens(void *ctx)
   return MZ_OK;
 }
 
+mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &engine->plan->entries[op->entry];
+  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
+  mz_token_wire_t *w = &engine->token_wires[op->entry];
+  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
+                  .group = engine->comm_groups[entry->group],
+                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
+                  .send = buffer_at(engine, entry->send, op->run),
+                  .recv = buffer_at(engine, entry->recv, op->run),
+                  .send_counts = w->send_counts,
+                  .send_displs = w->send_displs,
+                  .recv_counts = w->recv_counts,
+                  .recv_displs = w->recv_displs,
+                  .after = engine->moes[entry->moe].ticket,
+                  .bind = bind_tokens,
+                  .ctx = w,
+                  .backend = true};
+
+  w->run = op->run;
+  w->round = op->flag ? engine->moes[entry->moe].round : 0;
+  if (engine->plan->groups[entry->group].size == 1) return MZ_OK;
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[op->entry]));
+}
+
 /* A group of one rank: rows stay where they are. From the dispatch on, the
  * expert's side is the window of the token side, also for the rows that will
  * return to it. */
@@ -292,7 +328,6 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   const mz_decl_buffer_t *b = &e->decl->buffers[entry->send];
   char *rows;
 
-  e->tickets[w->entry] = (mz_ticket_t){0};
   if (entry->direction == MZ_RETURN) return MZ_OK;
   MZ_TRY(bind_tokens(w));
   rows = (char *)e->buffers[entry->send] +
@@ -307,31 +342,13 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   return MZ_OK;
 }
 
-mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
-  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
-  mz_token_wire_t *w = &engine->token_wires[op->entry];
-  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
-                  .group = engine->comm_groups[entry->group],
-                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
-                  .send = engine->buffers[entry->send],
-                  .recv = engine->buffers[entry->recv],
-                  .send_counts = w->send_counts,
-                  .send_displs = w->send_displs,
-                  .recv_counts = w->recv_counts,
-                  .recv_displs = w->recv_displs,
-                  .after = engine->moes[entry->moe].ticket,
-                  .bind = bind_tokens,
-                  .ctx = w,
-                  .backend = true};
 
-  w->run = op->run;
-  w->round = engine->moes[entry->moe].round;
   if (engine->plan->groups[entry->group].size == 1)
-    return MZ_TRACE(keep_tokens(engine, w));
-  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
-                               &engine->tickets[op->entry]));
+    return MZ_TRACE(keep_tokens(engine, &engine->token_wires[op->entry]));
+  return MZ_TRACE(mz_comm_wait(engine->comm, engine->tickets[op->entry]));
 }
 
 /* --- statistics --- */
