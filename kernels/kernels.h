@@ -14,6 +14,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gate.h"
 #include "kernels/linear.h"
+#include "kernels/mix.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
 #include "kernels/spans.h"
@@ -47,7 +48,10 @@
   X(combine, mz_combine_t)                                                     \
   X(combine_grad, mz_combine_grad_t)                                           \
   X(regroup, mz_regroup_t)                                                     \
-  X(scale_rows, mz_scale_rows_t)
+  X(scale_rows, mz_scale_rows_t)                                               \
+  X(mix, mz_mix_t)                                                             \
+  X(mix_grad, mz_mix_grad_t)                                                   \
+  X(mix_dgrad, mz_mix_dgrad_t)
 
 /* and the optimizer with what travels: these are told their types. */
 #define MZ_KERNEL_OPTIM_LIST(X)                                                \

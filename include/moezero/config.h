@@ -81,7 +81,12 @@ typedef struct mz_moe_config {
   int32_t ep_size[MZ_MAX_LAYERS];
   int64_t k;
   int64_t expert_intermediate_size; /* resolved */
-  bool expert_bias; /* of the experts' maps; resolved: = model.bias */
+  bool expert_bias;           /* of the experts' maps; resolved: = model.bias */
+  bool use_residual;          /* not with shared experts */
+  int64_t num_shared_experts; /* 0: none */
+  int64_t shared_expert_intermediate_size; /* of one; resolved: = that of an
+                                              expert */
+  bool shared_expert_gate;
   double capacity_factor, eval_capacity_factor;
   int64_t min_capacity;
   int64_t expert_capacity; /* 0: by the factors */

@@ -219,6 +219,7 @@ static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
              mz_decl_tensor_name(e->decl, e->culprit));
   r->num_moes = e->plan->num_moes;
   r->moes = e->results;
+  r->exchange_bytes = (int64_t)mz_update_sum(e, MZ_AT_SENT);
 }
 
 /* Adds its number to the error that ended a step. */

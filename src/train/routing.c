@@ -122,6 +122,17 @@ void mz_routing_begin_step(mz_engine_t *engine)
     memset(engine->moes[m].routed_sum, 0,
            2 * (size_t)engine->decl->moes[m].opts.num_experts *
                sizeof(int64_t));
+  for (int32_t i = 0; i < engine->plan->num_entries; i++)
+    engine->token_wires[i].sent_bytes = 0;
+}
+
+int64_t mz_routing_sent_bytes(const mz_engine_t *engine)
+{
+  int64_t bytes = 0;
+
+  for (int32_t i = 0; i < engine->plan->num_entries; i++)
+    bytes += engine->token_wires[i].sent_bytes;
+  return bytes;
 }
 
 mz_status_t mz_routing_begin_micro(mz_engine_t *engine)
@@ -271,12 +282,14 @@ static mz_status_t bind_tokens(void *ctx)
   const mz_entry_t *entry = &e->plan->entries[w->entry];
   const mz_moe_opts_t *o = &e->decl->moes[entry->moe].opts;
   const mz_moe_state_t *m = &e->moes[entry->moe];
+  const mz_decl_buffer_t *sent = &e->decl->buffers[entry->send];
   bool out = entry->direction == MZ_DISPATCH;
   int64_t *token_counts = out ? w->send_counts : w->recv_counts;
   int64_t *token_displs = out ? w->send_displs : w->recv_displs;
   int64_t *expert_counts = out ? w->recv_counts : w->send_counts;
   int64_t *expert_displs = out ? w->recv_displs : w->send_displs;
-  int64_t round_rows = e->plan->moes[entry->moe].round_rows, at = 0, unused;
+  int64_t round_rows = e->plan->moes[entry->moe].round_rows, at = 0, rows = 0;
+  int64_t unused;
   int32_t first = run_place(e, w->run), me = m->call.ep_rank;
   int32_t num = e->plan->runs[w->run].num_experts;
 
@@ -288,7 +301,10 @@ static mz_status_t bind_tokens(void *ctx)
                                      first, num, w->round, round_rows, &unused);
     expert_displs[r] = at;
     at += expert_counts[r];
+    rows += w->send_counts[r];
   }
+  if (o->ep_size > 1)
+    w->sent_bytes += rows * sent->width * (int64_t)mz_dtype_bytes(sent->dtype);
   return MZ_OK;
 }
 

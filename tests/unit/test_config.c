@@ -252,10 +252,7 @@ Test(config_sorts, later_keys_are_refused_by_name)
         "not supported yet: optimizer.type (found \"lamb\")");
   LATER("train.recompute=full",
         "not supported yet: train.recompute (found \"full\")");
-  LATER("moe.use_residual=true",
-        "not supported yet: moe.use_residual (found true)");
-  LATER("moe.num_shared_experts=1",
-        "not supported yet: moe.num_shared_experts (found 1)");
+  LATER("moe.expert_cache=8", "not supported yet: moe.expert_cache (found 8)");
   LATER("comm.flat_limit=8", "not supported yet: comm.flat_limit (found 8)");
   LATER("checkpoint.async=true",
         "not supported yet: checkpoint.async (found true)");
