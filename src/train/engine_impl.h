@@ -97,6 +97,9 @@ struct mz_engine {
   uint8_t *gathered;        /* by tensor: mz_param_gather has it */
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
+  mz_event_t at_wait; /* what the device had to do when a wait began */
+  double exposed_ms;  /* of the step: it waited for tokens, with nothing else */
+  double covered_ms;  /* likewise: the host waited while it had work */
   int64_t baseline_bytes;
   mz_start_times_t start_times;
   bool tuned; /* no step tunes any more: see tuning.c */
