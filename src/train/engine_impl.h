@@ -97,6 +97,9 @@ struct mz_engine {
   uint8_t *gathered;        /* by tensor: mz_param_gather has it */
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
+  mz_event_t at_wait; /* what the device had to do when a wait began */
+  double exposed_ms;  /* of the step: it waited for tokens, with nothing else */
+  double covered_ms;  /* likewise: the host waited while it had work */
   int64_t baseline_bytes;
   mz_start_times_t start_times;
   bool tuned; /* no step tunes any more: see tuning.c */
@@ -129,6 +132,7 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  int64_t round);
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op);
 /* Bytes of the step's token messages; none may be under way. */
 int64_t mz_routing_sent_bytes(const mz_engine_t *engine);
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
