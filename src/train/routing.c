@@ -325,6 +325,9 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
                   .ctx = w,
                   .backend = true};
 
+  /* Its arrays are in use until its last message has ended: the stream may wait
+     for that, and the host be here. */
+  MZ_TRY(mz_comm_wait(engine->comm, engine->tickets[op->entry]));
   w->run = op->run;
   w->round = engine->moes[entry->moe].round;
   if (engine->plan->groups[entry->group].size == 1)
