@@ -79,6 +79,11 @@ struct mz_device {
   void *settle_ctx;
 };
 
+#ifdef MZ_TEST_HOOKS
+/** A test's devices stand in for those of MZ_BACKEND_CUDA; NULL: no more. */
+void mz_device_stand_in(const mz_device_ops_t *ops);
+#endif
+
 /** Devices of a backend. @return MZ_OK with at least 1; MZ_ERR_UNSUPPORTED with
  * the reason: not compiled in, no driver, no device. */
 mz_status_t mz_device_count(const char *backend, int *count_out);
