@@ -14,6 +14,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gate.h"
 #include "kernels/linear.h"
+#include "kernels/mix.h"
 #include "kernels/norm.h"
 #include "kernels/optim.h"
 #include "kernels/spans.h"
@@ -47,7 +48,10 @@
   X(combine, mz_combine_t)                                                     \
   X(combine_grad, mz_combine_grad_t)                                           \
   X(regroup, mz_regroup_t)                                                     \
-  X(scale_rows, mz_scale_rows_t)
+  X(scale_rows, mz_scale_rows_t)                                               \
+  X(mix, mz_mix_t)                                                             \
+  X(mix_grad, mz_mix_grad_t)                                                   \
+  X(mix_dgrad, mz_mix_dgrad_t)
 
 /* and the optimizer with what travels: these are told their types. */
 #define MZ_KERNEL_OPTIM_LIST(X)                                                \
@@ -110,6 +114,12 @@ typedef struct mz_kernels_opts {
   int64_t workspace_bytes;
   mz_spans_t *spans; /* times each operation; borrowed until destroy; or NULL */
 } mz_kernels_opts_t;
+
+#ifdef MZ_TEST_HOOKS
+/** A test's operations, fp32, for the devices of mz_device_stand_in; NULL: no
+ * more. */
+void mz_kernels_stand_in(const mz_kernels_ops_t *ops);
+#endif
 
 /** @return MZ_OK, MZ_ERR_ARG (no device), MZ_ERR_UNSUPPORTED (no such dtype
  * there), MZ_ERR_NOMEM, MZ_ERR_CUDA. Not collective. */

@@ -81,7 +81,12 @@ typedef struct mz_moe_config {
   int32_t ep_size[MZ_MAX_LAYERS];
   int64_t k;
   int64_t expert_intermediate_size; /* resolved */
-  bool expert_bias; /* of the experts' maps; resolved: = model.bias */
+  bool expert_bias;           /* of the experts' maps; resolved: = model.bias */
+  bool use_residual;          /* not with shared experts */
+  int64_t num_shared_experts; /* 0: none */
+  int64_t shared_expert_intermediate_size; /* of one; resolved: = that of an
+                                              expert */
+  bool shared_expert_gate;
   double capacity_factor, eval_capacity_factor;
   int64_t min_capacity;
   int64_t expert_capacity; /* 0: by the factors */
@@ -159,8 +164,15 @@ typedef struct mz_train_config {
   double max_minutes; /* 0: no limit; stops after the step that passes it */
 } mz_train_config_t;
 
+/** Who waits for a message that kernels read. */
+typedef enum mz_wait {
+  MZ_WAIT_HOST,
+  MZ_WAIT_STREAM /* the GPU's stream: the host goes on */
+} mz_wait_t;
+
 typedef struct mz_comm_config {
   bool thread;
+  mz_wait_t wait;
   int64_t piece_bytes;
   mz_form_t messages;
 } mz_comm_config_t;

@@ -100,6 +100,30 @@ typedef enum mz_choice_noise {
                              rest */
 } mz_choice_noise_t;
 
+typedef enum mz_activation {
+  MZ_ACT_GELU,   /* tanh form: Hendrycks and Gimpel 2016, arXiv:1606.08415 */
+  MZ_ACT_SWIGLU, /* silu(x Wg^T) * (x Wu^T): Shazeer 2020, arXiv:2002.05202 */
+  MZ_ACT_IDENTITY_TIMES /* tests: expert e returns (e + 1) x; no weights */
+} mz_activation_t;
+
+typedef struct mz_ffn_opts {
+  int64_t hidden_size, intermediate_size;
+  mz_activation_t activation;
+  bool bias;
+  double init_std, output_init_std; /* of the first and of the last matrix */
+} mz_ffn_opts_t;
+
+/** A dense feed-forward map beside the experts, that all tokens take. */
+typedef enum mz_beside {
+  MZ_BESIDE_NONE,
+  /* c0 experts(x) + c1 map(x), (c0, c1) = softmax(x Wc^T + bc): DeepSpeed's
+     residual MoE (Rajbhandari et al. 2022, arXiv:2201.05596) */
+  MZ_BESIDE_RESIDUAL,
+  /* experts(x) + map(x): Dai et al. 2024 (arXiv:2401.06066) */
+  MZ_BESIDE_SHARED,
+  MZ_BESIDE_SHARED_GATED /* experts(x) + sigmoid(x w^T) map(x): Qwen2-MoE */
+} mz_beside_t;
+
 typedef struct mz_moe_layer_opts {
   mz_moe_opts_t moe;   /* routing, as the plan sees it */
   int64_t hidden_size; /* H */
@@ -116,11 +140,14 @@ typedef struct mz_moe_layer_opts {
   /* In training alone: */
   double jitter;                  /* in [0, 1): half the width of its factors */
   mz_choice_noise_t choice_noise; /* not with moe.bias_update_rate */
-  bool has_pads;   /* a token with 0 in used is a pad: it has no route and its
-                      output is 0, but it counts as a token */
+  bool has_pads;   /* a token with 0 in used is a pad: it has no route, so its
+                      experts' output is 0, but it counts as a token */
   int32_t used;    /* buffer [T] int32, written before; with has_pads */
   int32_t in, out; /* buffers [T, H] of the model's dtype */
   int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
+  mz_beside_t beside;
+  mz_ffn_opts_t
+      beside_ffn; /* of the map beside; not of MZ_ACT_IDENTITY_TIMES */
   const mz_expert_ops_t *expert; /* copied */
   void *expert_self;             /* owned by the layer from here on, also when
                                     mz_moe_layer returns an error */
@@ -132,25 +159,16 @@ typedef struct mz_moe_layer_opts {
 
 /**
  * Declares a MoE layer: its gate's weight "<name>.gate.weight" [E, H], its
- * experts' tensors "<name>.experts.<e>.<suffix>", its steps. Not collective,
- * the same on all ranks.
+ * experts' tensors "<name>.experts.<e>.<suffix>", its steps. Beside the
+ * experts: MZ_BESIDE_RESIDUAL "<name>.residual." with the tensors of
+ * mz_ffn_expert, "<name>.coefficient.weight" [2, H] and ".bias" [2];
+ * MZ_BESIDE_SHARED "<name>.shared." likewise, gated also
+ * "<name>.shared_gate.weight" [1, H]. These are dense, of the layer's block.
+ * Not collective, the same on all ranks.
  * @return MZ_OK, MZ_ERR_ARG (an option out of range), MZ_ERR_NOMEM, and what
  * the expert's declare returns.
  */
 mz_status_t mz_moe_layer(mz_decl_t *decl, const mz_moe_layer_opts_t *opts);
-
-typedef enum mz_activation {
-  MZ_ACT_GELU,   /* tanh form: Hendrycks and Gimpel 2016, arXiv:1606.08415 */
-  MZ_ACT_SWIGLU, /* silu(x Wg^T) * (x Wu^T): Shazeer 2020, arXiv:2002.05202 */
-  MZ_ACT_IDENTITY_TIMES /* tests: expert e returns (e + 1) x; no weights */
-} mz_activation_t;
-
-typedef struct mz_ffn_opts {
-  int64_t hidden_size, intermediate_size;
-  mz_activation_t activation;
-  bool bias;
-  double init_std, output_init_std; /* of the first and of the last matrix */
-} mz_ffn_opts_t;
 
 /**
  * The feed-forward expert: tensors up.weight [F, H], up.bias [F], down.weight

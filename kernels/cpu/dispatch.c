@@ -7,18 +7,15 @@
 #include "base/alloc.h"
 #include "kernels/cpu/clones.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/rows.h"
 
 #include <string.h>
 
 /* Below this many elements a parallel region costs more than it saves. */
 enum { MIN_PARALLEL = 16384 };
 
-/* Columns of a row at a time: a multiple of LANES. */
+/* Columns of a row at a time. */
 enum { COLUMNS = 256 };
-
-/* Partial sums of a dot product: a fixed number of them, so that the bits do
- * not depend on the width of the machine's vectors. */
-enum { LANES = 16 };
 
 MZ_CLONES
 static void add_scaled_row(float *restrict dst, const float *restrict src,
@@ -33,57 +30,6 @@ static void add_row(float *restrict dst, const float *restrict src, int64_t n)
 {
   for (int64_t c = 0; c < n; c++)
     dst[c] += src[c];
-}
-
-MZ_CLONES
-static void scale_row(float *restrict dst, const float *restrict src,
-                      float factor, int64_t n)
-{
-  for (int64_t c = 0; c < n; c++)
-    dst[c] = factor * src[c];
-}
-
-MZ_CLONES
-static void add_products(float *restrict lane, const float *restrict a,
-                         const float *restrict b, int64_t n)
-{
-  int64_t c = 0;
-
-  for (; c + LANES <= n; c += LANES)
-    for (int i = 0; i < LANES; i++)
-      lane[i] += a[c + i] * b[c + i];
-  for (; c < n; c++)
-    lane[c % LANES] += a[c] * b[c];
-}
-
-static float dot_rows(mz_dtype_t dtype, const void *a, int64_t at_a,
-                      const void *b, int64_t at_b, int64_t width)
-{
-  float lane[LANES] = {0}, tile_a[COLUMNS], tile_b[COLUMNS], sum = 0.0f;
-
-  for (int64_t c = 0; c < width; c += COLUMNS) {
-    int64_t n = mz_min_i64(COLUMNS, width - c);
-
-    add_products(lane, mz_cpu_read(dtype, a, at_a + c, n, tile_a),
-                 mz_cpu_read(dtype, b, at_b + c, n, tile_b), n);
-  }
-  for (int i = 0; i < LANES; i++)
-    sum += lane[i];
-  return sum;
-}
-
-static void scale_elements(mz_dtype_t dtype, void *dst, int64_t to,
-                           const void *src, int64_t from, float factor,
-                           int64_t size)
-{
-  float in[COLUMNS], out[COLUMNS];
-
-  for (int64_t c = 0; c < size; c += COLUMNS) {
-    int64_t n = mz_min_i64(COLUMNS, size - c);
-
-    scale_row(out, mz_cpu_read(dtype, src, from + c, n, in), factor, n);
-    mz_cpu_narrow(dtype, dst, to + c, out, n);
-  }
 }
 
 static void copy_rows(mz_dtype_t dtype, void *dst, int64_t to, const void *src,
@@ -168,8 +114,8 @@ static mz_status_t combine_grad(mz_dtype_t dtype, const mz_combine_grad_t *a)
       continue;
     }
     /* The product first: d_send may lie where back lies. */
-    a->d_weight[r] = dot_rows(dtype, a->dy, from, f->back, at, f->width);
-    scale_elements(dtype, a->d_send, at, a->dy, from, f->weight[r], f->width);
+    a->d_weight[r] = mz_row_dot(dtype, a->dy, from, f->back, at, f->width);
+    mz_row_scaled(dtype, a->d_send, at, a->dy, from, f->weight[r], f->width);
   }
   return MZ_OK;
 }
@@ -214,7 +160,7 @@ static mz_status_t scale_rows(mz_dtype_t dtype, const mz_scale_rows_t *a)
     int64_t begin = a->offsets[e] * a->width;
     int64_t size = a->offsets[e + 1] * a->width - begin;
 
-    scale_elements(dtype, a->y, begin, a->x, begin, factor, size);
+    mz_row_scaled(dtype, a->y, begin, a->x, begin, factor, size);
   }
   return MZ_OK;
 }

@@ -108,6 +108,17 @@ static const mz_key_t rows[] = {
            "Inner width of an expert"),
     MZ_BOOL("moe.expert_bias", moe.expert_bias, "=model.bias",
             "Biases of the experts' linear maps"),
+    MZ_BOOL("moe.use_residual", moe.use_residual, "false",
+            "A dense feed-forward like an expert beside the experts, and a "
+            "learned softmax of two that mixes their outputs"),
+    MZ_INT("moe.num_shared_experts", moe.num_shared_experts, "0", 0, MZ_INT_MAX,
+           "Experts that all tokens take, added to the output"),
+    MZ_INT("moe.shared_expert_intermediate_size",
+           moe.shared_expert_intermediate_size, "=moe.expert_intermediate_size",
+           1, 4 * MZ_INT_MAX, "Inner width of a shared expert"),
+    MZ_BOOL("moe.shared_expert_gate", moe.shared_expert_gate, "false",
+            "The shared experts' output is multiplied by a learned sigmoid, "
+            "one number a token"),
     MZ_ABOVE("moe.capacity_factor", moe.capacity_factor, "1.0", 0,
              "Rows an expert takes, as a multiple of balanced ones, in "
              "training"),
@@ -164,14 +175,9 @@ static const mz_key_t rows[] = {
              "Without dropping: rows of the pool, as a multiple of balanced "
              "ones"),
     MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 1, MZ_INT_MAX,
-           "Runs of experts that an exchange is cut in"),
-    MZ_LATER("moe.use_residual", BOOL, "false",
-             "A dense feed-forward beside the experts"),
-    MZ_LATER("moe.num_shared_experts", INT, "0", "Experts every token takes"),
-    MZ_LATER("moe.shared_expert_intermediate_size", INT, "null",
-             "Inner width of a shared expert"),
-    MZ_LATER("moe.shared_expert_gate", BOOL, "false",
-             "A gate for the shared expert"),
+           "Runs of experts that an exchange is cut in: one computes while the "
+           "tokens of the next and of the one before travel; from 2 on some "
+           "buffers are there twice, no bit changes"),
     MZ_LATER("moe.expert_cache", INT, "null", "Experts kept on the device"),
 };
 
@@ -182,7 +188,11 @@ bool mz_key_needs_model(const mz_key_t *key)
                                           "moe.ep_size",
                                           "moe.expert_model_parallel_size",
                                           "moe.expert_intermediate_size",
-                                          "moe.expert_bias"};
+                                          "moe.expert_bias",
+                                          "moe.use_residual",
+                                          "moe.num_shared_experts",
+                                          "moe.shared_expert_intermediate_size",
+                                          "moe.shared_expert_gate"};
 
   for (size_t i = 0; i < sizeof of_layers / sizeof *of_layers; i++)
     if (strcmp(key->path, of_layers[i]) == 0) return true;

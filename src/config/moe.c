@@ -167,6 +167,28 @@ static mz_status_t check_choice(const mz_moe_config_t *moe)
   return MZ_OK;
 }
 
+/* The dense map beside the experts. */
+static mz_status_t check_beside(const mz_moe_config_t *moe)
+{
+  MZ_REQUIRE(!moe->use_residual || moe->num_shared_experts == 0, MZ_ERR_CONFIG,
+             "moe.use_residual: %" PRId64 " shared experts are given too; a "
+             "layer has one dense feed-forward beside its experts, mixed in "
+             "(use_residual) or added (num_shared_experts)",
+             moe->num_shared_experts);
+  MZ_REQUIRE(!moe->shared_expert_gate || moe->num_shared_experts > 0,
+             MZ_ERR_CONFIG,
+             "moe.shared_expert_gate: moe.num_shared_experts is 0, there is "
+             "nothing to multiply");
+  MZ_REQUIRE(moe->num_shared_experts == 0 ||
+                 moe->shared_expert_intermediate_size <=
+                     INT64_MAX / moe->num_shared_experts,
+             MZ_ERR_CONFIG,
+             "moe.num_shared_experts: %" PRId64 " of width %" PRId64
+             " are more than can be counted",
+             moe->num_shared_experts, moe->shared_expert_intermediate_size);
+  return MZ_OK;
+}
+
 mz_status_t mz_config_derive_moe(mz_config_t *config)
 {
   mz_moe_config_t *moe = &config->values.moe;
@@ -181,6 +203,9 @@ mz_status_t mz_config_derive_moe(mz_config_t *config)
   MZ_TRY(check_choice(moe));
   if (!mz_config_given(config, "moe.expert_intermediate_size"))
     moe->expert_intermediate_size = config->values.model.intermediate_size;
+  if (!mz_config_given(config, "moe.shared_expert_intermediate_size"))
+    moe->shared_expert_intermediate_size = moe->expert_intermediate_size;
+  MZ_TRY(check_beside(moe));
   if (!mz_config_given(config, "moe.expert_bias"))
     moe->expert_bias = config->values.model.bias;
   if (!experts) {

@@ -203,6 +203,21 @@ static mz_choice_noise_t choice_noise(const mz_moe_config_t *c)
                                      : MZ_CHOICE_GREEDY;
 }
 
+/* N shared experts of width F are one map of width N F: what they add up to. */
+static void set_beside(const gpt_t *g, mz_moe_layer_opts_t *opts)
+{
+  const mz_moe_config_t *c = &g->config->moe;
+
+  opts->beside_ffn = ffn_opts(g, c->expert_intermediate_size);
+  opts->beside_ffn.bias = c->expert_bias;
+  if (c->use_residual) opts->beside = MZ_BESIDE_RESIDUAL;
+  if (c->num_shared_experts == 0) return;
+  opts->beside =
+      c->shared_expert_gate ? MZ_BESIDE_SHARED_GATED : MZ_BESIDE_SHARED;
+  opts->beside_ffn.intermediate_size =
+      c->num_shared_experts * c->shared_expert_intermediate_size;
+}
+
 /* Block l is MoE number i of the configuration. */
 static mz_status_t add_moe(gpt_t *g, int32_t l, int32_t i)
 {
@@ -234,6 +249,7 @@ static mz_status_t add_moe(gpt_t *g, int32_t l, int32_t i)
   MZ_TRY(begin_branch(g, name));
   opts.out = g->y;
   opts.d_out = branch_grad(g);
+  set_beside(g, &opts);
   ffn.bias = c->moe.expert_bias;
   if (c->debug.identity_experts) ffn.activation = MZ_ACT_IDENTITY_TIMES;
   MZ_TRY(mz_ffn_expert(&ffn, &expert, &opts.expert_self));

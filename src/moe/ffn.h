@@ -32,7 +32,8 @@ double mz_ffn_operations(const mz_ffn_t *ffn);
 mz_status_t mz_ffn_forward(const mz_ffn_t *ffn, const mz_call_t *call,
                            const mz_expert_rows_t *rows);
 
-/** Overwrites saved and scratch. rows->dx may be rows->x: x is read before. */
+/** Overwrites saved and scratch. rows->dx may be rows->x or rows->dy: both are
+ * read before. */
 mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
                             const mz_expert_rows_t *rows);
 

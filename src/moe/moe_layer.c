@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Declaration of the MoE layer: T tokens, E experts, k choices, H width.
  *
- * forward   route: gate, permute -> send, kept;  counts;  for each run, for
- *           each round { dispatch send -> recv; experts; return ret -> send };
- *           combine
- * backward  combine_grad;  for each run, for each round { rows not saved:
- *           dispatch x again;  dispatch the gradient;  experts_grad;  return };
- *           route_grad
+ * forward   route: gate, permute -> send, kept;  counts;  beside;  for each
+ *           run, for each round { dispatch send -> recv; experts; return ret ->
+ *           send };  combine, mix
+ * backward  mix_grad, combine_grad;  beside_grad;  for each run, for each round
+ *           { rows not saved: dispatch x again;  dispatch the gradient;
+ *           experts_grad;  return };  route_grad
  *
  * send is one buffer for all that is in send order: a row returns to the place
  * it was dispatched from, after that dispatch has ended, and the rows of
- * different rounds are disjoint. */
+ * different rounds and runs are disjoint. So the plan may post the first
+ * dispatches right behind the counts (backward: behind combine_grad) and wait
+ * for the last returns before combine (route_grad): what is declared between
+ * them and touches no exchanged buffer computes meanwhile. */
 #include "moe/moe_layer_impl.h"
 
 #include "base/alloc.h"
@@ -39,11 +42,13 @@ static void layer_describe(const void *self, int64_t num_tokens,
   const mz_moe_layer_t *l = self;
   const mz_moe_opts_t *moe = &l->opts.moe;
   double token = (double)moe->num_experts * (double)l->opts.hidden_size +
-                 moe->k * l->expert.operations(l->opts.expert_self);
+                 moe->k * l->expert.operations(l->opts.expert_self) +
+                 mz_beside_operations(&l->beside);
 
-  snprintf(line, line_bytes, "%s: %d experts (%s), ep_size %d, top-%d, %s",
+  snprintf(line, line_bytes, "%s: %d experts (%s), ep_size %d, top-%d, %s%s",
            l->name, moe->num_experts, l->expert.name, moe->ep_size, moe->k,
-           moe->drop_tokens ? "capacity" : "dropless");
+           moe->drop_tokens ? "capacity" : "dropless",
+           mz_beside_text(&l->beside));
   *operations_out = (double)num_tokens * token;
 }
 
@@ -109,6 +114,7 @@ static mz_status_t copy_opts(mz_moe_layer_t *l, const mz_moe_layer_opts_t *opts)
   l->opts.expert = NULL;
   l->expert = *opts->expert;
   MZ_TRY(check_opts(opts));
+  MZ_TRY(mz_beside_set(&l->beside, opts));
   MZ_TRY(mz_format_name(l->name, "%s", opts->moe.name));
   l->opts.moe.name = l->name;
   if (opts->fixed_logits) {
@@ -139,6 +145,7 @@ static mz_status_t declare_tensors(mz_moe_layer_t *l, mz_decl_t *decl)
 
   MZ_TRY(mz_decl_moe(decl, &l->opts.moe, &l->moe));
   MZ_TRY(mz_declare_tensor(decl, l->name, "gate.weight", gate, &l->gate));
+  MZ_TRY(mz_beside_declare(&l->beside, decl, l->name, l->opts.block));
   before = mz_decl_num_tensors(decl);
   MZ_TRY(l->expert.declare(l->opts.expert_self, decl, l->moe));
   l->expert_tensors = mz_decl_num_tensors(decl) > before;
@@ -272,9 +279,11 @@ static mz_status_t declare_forward(const mz_moe_layer_t *l, mz_decl_t *decl)
           round->scratch, round->recv, round->ret);
   MZ_REFS(&combine, reads, l->row, l->weight, l->send);
   MZ_REFS(&combine, writes, l->opts.out);
+  mz_beside_refs(&l->beside, &combine);
 
   MZ_TRY(mz_decl_compute(decl, MZ_FORWARD, &route));
   MZ_TRY(mz_decl_counts(decl, MZ_FORWARD, l->moe, l->kept));
+  MZ_TRY(mz_beside_step(&l->beside, decl, MZ_FORWARD, mz_moe_beside));
   MZ_TRY(mz_decl_runs(decl, MZ_FORWARD, l->moe));
   MZ_TRY(mz_decl_rounds(decl, MZ_FORWARD, l->moe));
   MZ_TRY(mz_decl_exchange(decl, MZ_FORWARD, l->moe, MZ_DISPATCH, l->send,
@@ -333,8 +342,11 @@ static mz_status_t declare_backward(const mz_moe_layer_t *l, mz_decl_t *decl)
   MZ_REFS(&route, writes, l->opts.d_in, l->dlogits);
   MZ_REFS(&route, weights, l->gate);
   MZ_REFS(&route, grads, l->gate);
+  mz_beside_grad_refs(&l->beside, &combine);
+  mz_beside_input_refs(&l->beside, &route);
 
   MZ_TRY(mz_decl_compute(decl, MZ_BACKWARD, &combine));
+  MZ_TRY(mz_beside_step(&l->beside, decl, MZ_BACKWARD, mz_moe_beside_grad));
   MZ_TRY(declare_runs_grad(l, decl));
   return MZ_TRACE(mz_decl_compute(decl, MZ_BACKWARD, &route));
 }

@@ -4,6 +4,8 @@
 #ifndef MZ_MOE_LAYER_IMPL_H
 #define MZ_MOE_LAYER_IMPL_H
 
+#include "moe/beside.h"
+
 #include <moezero/moe.h>
 
 /* Buffers of one round; forward and backward have their own, so that they do
@@ -22,6 +24,7 @@ typedef struct mz_moe_layer {
   mz_moe_layer_opts_t opts; /* moe.name is name below; pointers are copies */
   char name[MZ_NAME_MAX];
   mz_expert_ops_t expert;
+  mz_moe_beside_t beside;
   int64_t saved_width, scratch_width;
   uint8_t *ones; /* by tensor id: "add to the gradient" for later rounds */
   int32_t moe;   /* id in the declaration */
@@ -46,8 +49,10 @@ typedef struct mz_moe_layer {
 /* Functions of the steps (moe_steps.c). */
 mz_status_t mz_moe_route(const mz_call_t *call, void *self);
 mz_status_t mz_moe_experts(const mz_call_t *call, void *self);
+mz_status_t mz_moe_beside(const mz_call_t *call, void *self);
 mz_status_t mz_moe_combine(const mz_call_t *call, void *self);
 mz_status_t mz_moe_combine_grad(const mz_call_t *call, void *self);
+mz_status_t mz_moe_beside_grad(const mz_call_t *call, void *self);
 mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self);
 mz_status_t mz_moe_route_grad(const mz_call_t *call, void *self);
 

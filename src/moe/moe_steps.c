@@ -187,19 +187,35 @@ mz_status_t mz_moe_combine(const mz_call_t *call, void *self)
   const mz_moe_layer_t *l = self;
   mz_combine_t a = combine_args(l, call);
 
-  a.y = call->buffers[l->opts.out];
-  return MZ_KERNEL(call, combine, &a);
+  a.y = call->buffers[mz_beside_combined(&l->beside)];
+  MZ_TRY(MZ_KERNEL(call, combine, &a));
+  return MZ_TRACE(mz_beside_mix(&l->beside, call));
+}
+
+mz_status_t mz_moe_beside(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+
+  return MZ_TRACE(mz_beside_forward(&l->beside, call));
+}
+
+mz_status_t mz_moe_beside_grad(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+
+  return MZ_TRACE(mz_beside_backward(&l->beside, call));
 }
 
 mz_status_t mz_moe_combine_grad(const mz_call_t *call, void *self)
 {
   const mz_moe_layer_t *l = self;
   mz_combine_grad_t a = {.forward = combine_args(l, call),
-                         .dy = call->buffers[l->opts.d_out],
+                         .dy = call->buffers[mz_beside_d_combined(&l->beside)],
                          .d_send = call->buffers[l->send],
                          .d_weight = call->buffers[l->d_weight]};
 
   if (!call->moe->saved) MZ_TRY(permute(l, call, l->resend));
+  MZ_TRY(mz_beside_mix_grad(&l->beside, call));
   return MZ_KERNEL(call, combine_grad, &a);
 }
 
@@ -280,5 +296,6 @@ mz_status_t mz_moe_route_grad(const mz_call_t *call, void *self)
 
   set_aux(l, call, &gate_grad);
   MZ_TRY(MZ_KERNEL(call, permute_grad, &permute_grad));
-  return MZ_KERNEL(call, gate_grad, &gate_grad);
+  MZ_TRY(MZ_KERNEL(call, gate_grad, &gate_grad));
+  return MZ_TRACE(mz_beside_add_input(&l->beside, call));
 }

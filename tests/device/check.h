@@ -83,6 +83,7 @@ void check_gate(sides_t *sides);
 void check_gate_golden(sides_t *sides);
 void check_dispatch(sides_t *sides);
 void check_linear(sides_t *sides);
+void check_mix(sides_t *sides);
 void check_norm(sides_t *sides);
 void check_optim(sides_t *sides);
 void check_rows(sides_t *sides);

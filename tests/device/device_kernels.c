@@ -24,6 +24,7 @@ static const struct {
     {"gate", check_gate},
     {"gate_golden", check_gate_golden},
     {"dispatch", check_dispatch},
+    {"mix", check_mix},
 };
 
 enum { NUM_FAMILIES = sizeof families / sizeof *families };

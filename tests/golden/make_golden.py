@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference losses and gradients of small MoE models, in PyTorch's float64.
 
-Writes gpt2_moe.h5 (groups tied, untied) and llama_moe.h5 (group k2, k1) beside
-this file. A group holds: attribute `config` (moezero's configuration, JSON),
+Writes gpt2_moe.h5 (groups tied, untied), llama_moe.h5 (groups k2, k1) and
+beside_moe.h5 (dense maps beside the experts) beside this file. A group holds: attribute `config` (moezero's configuration, JSON),
 `tokens` and `labels` [B, S] int32, attributes `loss`, `lm_loss`, `aux_loss`,
 `z_loss` (coefficients not applied to the last two) and `min_gap`, and two
 groups `weights` and `grads` whose datasets are called as moezero's tensors.
@@ -157,6 +157,34 @@ def moe(w, name, x, m, c, report):
     return y.reshape(x.shape)
 
 
+def beside(w, name, x, y, m, c):
+    """The experts' output y mixed with that of a dense map of x."""
+    if c.get("use_residual"):
+        mlp = ffn(w, name + ".residual", x, c["expert_intermediate_size"], m)
+        mix = linear(w, name + ".coefficient", x, 2, True).softmax(-1)
+        return mix[..., :1] * y + mix[..., 1:] * mlp
+    num, width = c.get("num_shared_experts", 0), c.get(
+        "shared_expert_intermediate_size", c["expert_intermediate_size"])
+    if num == 0:
+        return y
+    # num experts one by one: each has its part of the tensors, and of a bias
+    # of the output that only their sum has
+    shared = 0
+    for i in range(num):
+        def part(tensor, *shape):
+            full = list(shape)
+            axis = 1 if tensor.endswith("down.weight") else 0
+            if tensor.endswith("down.bias"):
+                return w(tensor, *shape) / num
+            full[axis] *= num
+            return w(tensor, *full).narrow(axis, i * width, width)
+        shared = shared + ffn(part, name + ".shared", x, width, m)
+    if c.get("shared_expert_gate"):
+        shared = torch.sigmoid(x @ w(name + ".shared_gate.weight", 1,
+                                     HIDDEN).T) * shared
+    return y + shared
+
+
 def model(w, config, tokens, labels):
     m, c, report = config["model"], config["moe"], {}
     wte = w("wte.weight", VOCAB, HIDDEN)
@@ -168,7 +196,8 @@ def model(w, config, tokens, labels):
         x = x + attention(w, f"h.{l}.attn", norm(w, f"h.{l}.ln_1", x, m), m)
         h = norm(w, f"h.{l}.ln_2", x, m)
         if l in c["layers"]:
-            x = x + moe(w, f"h.{l}.moe", h, m, c, report)
+            name = f"h.{l}.moe"
+            x = x + beside(w, name, h, moe(w, name, h, m, c, report), m, c)
         else:
             x = x + ffn(w, f"h.{l}.mlp", h, m["intermediate_size"], m)
     head = wte if m["tie_word_embeddings"] else w("lm_head.weight", VOCAB,
@@ -224,6 +253,20 @@ def main():
             config = base_config("llama", tie_word_embeddings=False, **llama)
             config["moe"].update(k=k, z_loss_coef=0.001)
             write(file, f"k{k}", config)
+    with h5py.File(os.path.join(folder, "beside_moe.h5"), "w",
+                   libver="latest") as file:
+        for name, architecture, base, keys in (
+                ("residual", "gpt2", gpt2, dict(use_residual=True, k=1)),
+                ("residual_swiglu", "llama", llama, dict(use_residual=True)),
+                ("shared", "gpt2", gpt2,
+                 dict(num_shared_experts=2,
+                      shared_expert_intermediate_size=12)),
+                ("shared_gated", "llama", llama,
+                 dict(num_shared_experts=1, shared_expert_gate=True))):
+            config = base_config(architecture, tie_word_embeddings=False,
+                                 **base)
+            config["moe"].update(keys)
+            write(file, name, config)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,16 @@ static const struct test_case {
      {"model.architecture=llama", "moe.k=3", "moe.score=sigmoid",
       "moe.z_loss_coef=0", "moe.use_rts=true", "moe.drop_tokens=true",
       "moe.expert_capacity=14", "moe.norm_topk_prob=false"}},
+    {"residual_with_random_selection",
+     3,
+     {"model.architecture=gpt2", "moe.k=1", "moe.use_residual=true",
+      "moe.use_rts=true", "moe.drop_tokens=true", "moe.capacity_factor=0.5",
+      "model.dropout=0.3", "moe.gate_noise=0.1"}},
+    {"gated_shared_experts",
+     6,
+     {"model.architecture=llama", "moe.k=2", "moe.num_shared_experts=2",
+      "moe.shared_expert_gate=true", "moe.shared_expert_intermediate_size=12",
+      "model.dropout=0.3"}},
 };
 
 #define MUST(call)                                                             \

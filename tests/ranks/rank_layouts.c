@@ -6,7 +6,8 @@
  * OWN is batch, experts or seed, the first one to try; bounds=L,N,T are those
  * of losses, norms and tensors, 1e-5 each where not given. The word same_ranks:
  * layouts of all ranks alone, against ep_size 1 and stage 0 on all ranks; for a
- * capacity, which is of a rank's tokens.
+ * capacity, which is of a rank's tokens. The word ep_of_last: the first of the
+ * two MoE layers has ep_size 1 in every layout.
  * Layouts run with the communication thread and inline in turn. "cover" takes
  * every third layout, the next variant the layouts after those. Prints a line a
  * variant. Exit code 0: all agree. */
@@ -27,7 +28,7 @@ typedef struct variant {
   int num_given;
   int batch, experts, seed;
   int world, rank;
-  bool same_ranks;
+  bool same_ranks, ep_of_last;
   int num_run, num_failed;
   double gap;
   tiny_apart_t bound, worst;
@@ -39,7 +40,8 @@ static int assemble(const variant_t *v, char own[][64], int ep, int stage,
 {
   int n = 0;
 
-  snprintf(own[0], 64, "moe.ep_size=%d", ep);
+  snprintf(own[0], 64, v->ep_of_last ? "moe.ep_size=[1,%d]" : "moe.ep_size=%d",
+           ep);
   snprintf(own[1], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[2], 64, "train_micro_batch_size_per_gpu=%d", micro);
   snprintf(own[3], 64, "train_batch_size=%d", v->batch);
@@ -198,6 +200,8 @@ static int read_variant(int argc, char **argv, int at, variant_t *v)
       v->seed = atoi(argv[at] + 5);
     else if (strcmp(argv[at], "same_ranks") == 0)
       v->same_ranks = true;
+    else if (strcmp(argv[at], "ep_of_last") == 0)
+      v->ep_of_last = true;
     else if (strncmp(argv[at], "bounds=", 7) == 0)
       sscanf(argv[at] + 7, "%lf,%lf,%lf", &v->bound.loss, &v->bound.norm,
              &v->bound.tensor);

@@ -28,6 +28,7 @@ typedef struct variant {
   tiny_t tiny;
   const mz_plan_t *plan;
   bool pairs, device_pairs; /* what goes pairwise: all, or what lies on GPUs */
+  int64_t reported; /* bytes of token exchanges of all ranks, by the steps */
 } variant_t;
 
 static void (*see_memory)(outside_memory_t *memory_out);
@@ -277,6 +278,25 @@ static mz_status_t check_messages(const variant_t *v)
   return MZ_OK;
 }
 
+/* Of the exchange lane only tokens are exchanged. What goes pairwise leaves the
+ * own block out. */
+static mz_status_t check_reported(const variant_t *v)
+{
+  outside_line_t lines[OUTSIDE_MAX_LINES];
+  int num = see_messages(lines);
+  int64_t own = 0, seen;
+
+  for (int i = 0; i < num; i++)
+    if (strncmp(lines[i].name, "mz.exchange.", 12) == 0)
+      own += lines[i].exchange_bytes;
+  MPI_Allreduce(&own, &seen, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  MZ_REQUIRE(v->pairs || v->device_pairs || v->reported == seen,
+             MZ_ERR_INTERNAL,
+             "%" PRId64 " bytes of tokens reported, %" PRId64 " seen",
+             v->reported, seen);
+  return MZ_OK;
+}
+
 /* --- variants --- */
 
 static mz_status_t take_steps(variant_t *v)
@@ -290,8 +310,10 @@ static mz_status_t take_steps(variant_t *v)
   v->pairs = c->debug.count_limit > 0 || form == MZ_FORM_PAIRWISE;
   v->device_pairs = form == MZ_FORM_AUTO && v->plan->opts.cuda &&
                     !mz_comm_is_staged(mz_engine_comm(v->tiny.engine));
-  for (int i = 0; i < v->steps; i++)
+  for (int i = 0; i < v->steps; i++) {
     MZ_TRY(tiny_step(&v->tiny, &result));
+    v->reported += result.exchange_bytes;
+  }
   MZ_REQUIRE(!result.skipped && result.grad_norm > 0, MZ_ERR_INTERNAL,
              "the steps did nothing");
   return MZ_OK;
@@ -305,6 +327,7 @@ static bool run_variant(variant_t *v)
   MZ_TRY_GOTO(st, tiny_create(v->given, v->num_given, MPI_COMM_WORLD, &v->tiny),
               done);
   MZ_TRY_GOTO(st, take_steps(v), done);
+  MZ_TRY_GOTO(st, check_reported(v), done);
   MZ_TRY_GOTO(st, check_allocations(), done);
   if (!v->plan->opts.cuda) MZ_TRY_GOTO(st, check_memory(v), done);
   MZ_TRY_GOTO(st, check_messages(v), done);

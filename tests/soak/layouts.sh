@@ -48,6 +48,9 @@ for saved in 1 0.25 8; do
         moe.capacity_factor=0.75
       layouts 4 $rows moe.k=1
       layouts 4 $rows 'moe.num_experts=[4,8]'
+      layouts 4 $rows moe.use_residual=true model.dropout=0.1
+      layouts 4 $rows ep_of_last moe.num_shared_experts=1 \
+        moe.shared_expert_gate=true 'moe.num_experts=[4,8]'
       layouts 4 $rows model.architecture=llama model.num_key_value_heads=1
       layouts 4 $rows debug.poison=true
       layouts 4 $rows comm.piece_bytes=4096 $zero.reduce_bucket_size=3000 \

@@ -229,9 +229,20 @@ Test(config_set, errors_name_the_assignment)
           "train.stepps: unknown key; did you mean \"steps\"?");
 }
 
+Test(config_set, the_stream_waits_with_a_thread_only)
+{
+  mz_config_t *config = load("comm.wait=stream");
+
+  cr_expect_eq(mz_config_values(config)->comm.wait, MZ_WAIT_STREAM);
+  mz_config_destroy(&config);
+  EXPECT_ERROR(LOAD(none, "comm.wait=stream", "comm.thread=false"),
+               MZ_ERR_CONFIG,
+               "comm.wait \"stream\" needs comm.thread true: while the stream "
+               "waits nobody else would make progress");
+}
+
 Test(config_sorts, later_keys_are_refused_by_name)
 {
-  LATER("comm.wait=stream", "not supported yet: comm.wait (found \"stream\")");
   LATER("fp16.enabled=true", "not supported yet: fp16.enabled (found true)");
   LATER("bf16.bf16_optimizer_states=true",
         "not supported yet: bf16.bf16_optimizer_states (found true)");
@@ -252,10 +263,7 @@ Test(config_sorts, later_keys_are_refused_by_name)
         "not supported yet: optimizer.type (found \"lamb\")");
   LATER("train.recompute=full",
         "not supported yet: train.recompute (found \"full\")");
-  LATER("moe.use_residual=true",
-        "not supported yet: moe.use_residual (found true)");
-  LATER("moe.num_shared_experts=1",
-        "not supported yet: moe.num_shared_experts (found 1)");
+  LATER("moe.expert_cache=8", "not supported yet: moe.expert_cache (found 8)");
   LATER("comm.flat_limit=8", "not supported yet: comm.flat_limit (found 8)");
   LATER("checkpoint.async=true",
         "not supported yet: checkpoint.async (found true)");

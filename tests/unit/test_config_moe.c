@@ -203,3 +203,62 @@ Test(config_moe, what_the_gate_cannot_do_at_once_is_refused)
                "moe.gate_noise: 0.1 is of Jitter; moe.noisy_gate_policy is "
                "another");
 }
+
+Test(config_moe, shared_experts_are_as_wide_as_experts_unless_told)
+{
+  mz_moe_config_t moe =
+      moe_of("moe.num_shared_experts=2", "moe.expert_intermediate_size=40");
+
+  cr_expect_eq(moe.num_shared_experts, 2);
+  cr_expect_eq(moe.shared_expert_intermediate_size, 40);
+  cr_expect_not(moe.shared_expert_gate);
+  cr_expect_not(moe.use_residual);
+  moe = moe_of("moe.num_shared_experts=1",
+               "moe.shared_expert_intermediate_size=24");
+  cr_expect_eq(moe.shared_expert_intermediate_size, 24);
+  cr_expect(moe_of("moe.num_shared_experts=1", "moe.shared_expert_gate=true")
+                .shared_expert_gate);
+  cr_expect(moe_of("moe.k=1", "moe.use_residual=true").use_residual);
+}
+
+/* What is resolved can be read again, also where nothing is shared. */
+Test(config_moe, maps_beside_the_experts_are_written_back)
+{
+  static const char *const assignments[] = {"moe.use_residual=true",
+                                            "moe.num_shared_experts=2"};
+
+  for (int i = 0; i < 2; i++) {
+    mz_config_t *config = NULL, *again = NULL;
+    char *text = NULL;
+
+    cr_assert_eq(LOAD(&config, "moe.num_experts=4", assignments[i]), MZ_OK);
+    cr_assert_eq(mz_config_resolve(config, 1), MZ_OK);
+    cr_assert_eq(mz_config_to_json(config, &text), MZ_OK);
+    cr_assert_eq(mz_config_parse(text, "again.json", NULL, 0, &again), MZ_OK,
+                 "%s", mz_error_last());
+    cr_expect_eq(mz_config_values(again)->moe.use_residual, i == 0);
+    cr_expect_eq(mz_config_values(again)->moe.num_shared_experts, 2 * i);
+    mz_config_free_text(&text);
+    mz_config_destroy(&config);
+    mz_config_destroy(&again);
+  }
+}
+
+Test(config_moe, one_map_stands_beside_the_experts)
+{
+  EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.use_residual=true",
+                    "moe.num_shared_experts=1"),
+               MZ_ERR_CONFIG,
+               "moe.use_residual: 1 shared experts are given too; a layer has "
+               "one dense feed-forward beside its experts, mixed in "
+               "(use_residual) or added (num_shared_experts)");
+  MOE_REFUSED("moe.shared_expert_gate=true",
+              "moe.shared_expert_gate: moe.num_shared_experts is 0, there is "
+              "nothing to multiply");
+  EXPECT_ERROR(LOAD(none, "moe.num_experts=4",
+                    "moe.num_shared_experts=2147483647",
+                    "moe.shared_expert_intermediate_size=8589934588"),
+               MZ_ERR_CONFIG,
+               "moe.num_shared_experts: 2147483647 of width 8589934588 are "
+               "more than can be counted");
+}

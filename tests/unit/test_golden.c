@@ -29,6 +29,13 @@ ParameterizedTestParameters(golden, gradients_equal_pytorch_on_every_layout)
       {2, "llama_moe.h5 k2 zero_optimization.stage=3 moe.ep_size=2"},
       {2, "llama_moe.h5 k1 zero_optimization.stage=2 moe.ep_size=2 "
           "moe.saved_rows=0.25"},
+      {1, "beside_moe.h5 residual debug.poison=true"},
+      {2, "beside_moe.h5 residual_swiglu zero_optimization.stage=3 "
+          "moe.ep_size=2 debug.poison=true"},
+      {2, "beside_moe.h5 shared zero_optimization.stage=1 moe.ep_size=2 "
+          "moe.saved_rows=0.25"},
+      {1, "beside_moe.h5 shared_gated moe.overlap_chunks=2 "
+          "debug.poison=true"},
   };
 
   return cr_make_param_array(struct layout, layouts,
@@ -62,6 +69,8 @@ ParameterizedTestParameters(golden, bf16_gradients_are_within_a_tenth)
           "zero_optimization.stage=3 moe.ep_size=2"},
       {2, "llama_moe.h5 k2 bound=0.1 bf16.enabled=true "
           "zero_optimization.stage=1 moe.saved_rows=0.25 debug.poison=true"},
+      {1, "beside_moe.h5 residual bound=0.1 bf16.enabled=true"},
+      {1, "beside_moe.h5 shared_gated bound=0.1 bf16.enabled=true"},
   };
 
   return cr_make_param_array(struct layout, layouts,
@@ -108,6 +117,8 @@ ParameterizedTestParameters(gradient, slopes_of_the_loss_equal_the_gradients)
       {"rsample_at_a_temperature"},
       {"sigmoids_and_squares"},
       {"sigmoids_and_random_selection"},
+      {"residual_with_random_selection"},
+      {"gated_shared_experts"},
   };
 
   return cr_make_param_array(struct model, models,

@@ -87,6 +87,35 @@ Test(layouts, equal_with_random_selection_on_any_ep_size_and_stage)
                "moe.bias_update_rate=0.01");
 }
 
+/* A dense map beside the experts, a pyramid of them, groups of two sizes. */
+Test(layouts, equal_with_other_shapes_of_the_layer)
+{
+  expect_equal(4, "cover moe.use_residual=true model.dropout=0.1 "
+                  "moe.gate_noise=0.1 debug.poison=true -- "
+                  "moe.num_shared_experts=2 moe.num_experts=[4,8] "
+                  "moe.saved_rows=0.25 moe.overlap_chunks=2 -- "
+                  "ep_of_last moe.num_shared_experts=1 "
+                  "moe.shared_expert_gate=true model.architecture=llama "
+                  "model.num_key_value_heads=1 model.dropout=0.1 -- ep_of_last "
+                  "moe.num_experts=[4,8] moe.use_residual=true "
+                  "use_data_before_expert_parallelism=true -- " DROPS
+                  "moe.use_residual=true moe.k=1 moe.use_rts=true "
+                  "moe.gate_noise=0.1 model.dropout=0.1 -- " DROPS
+                  "moe.num_experts=[4,8] moe.num_shared_experts=1 "
+                  "moe.shared_expert_gate=true moe.use_rts=true "
+                  "model.dropout=0.1");
+}
+
+Test(layouts, an_expert_of_the_application_may_be_any_map_of_equal_widths)
+{
+  char output[16384];
+  int code = mz_test_mpirun(4, "tests/ranks/rank_own_expert", "", 60, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "exit code %d\n%s", code, output);
+  cr_log_info("%s", output);
+}
+
 Test(layouts, equal_whether_rows_are_saved_or_sent_again)
 {
   expect_equal(4, "cover moe.saved_rows=0.25 -- moe.saved_rows=8 -- "

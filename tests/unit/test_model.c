@@ -240,6 +240,84 @@ Test(gpt, experts_have_biases_of_their_own_key)
   mz_decl_destroy(&decl);
 }
 
+Test(gpt, a_residual_mlp_is_like_an_expert_and_dense)
+{
+  mz_config_values_t c = gpt2_config();
+  mz_decl_t *decl;
+
+  add_moe(&c, 1, 4, 1);
+  c.moe.use_residual = true;
+  decl = declare(&c);
+  expect_shape(decl, "h.1.moe.residual.up.weight", 40, 32);
+  expect_shape(decl, "h.1.moe.residual.up.bias", 40, 0);
+  expect_shape(decl, "h.1.moe.residual.down.weight", 32, 40);
+  expect_shape(decl, "h.1.moe.coefficient.weight", 2, 32);
+  expect_shape(decl, "h.1.moe.coefficient.bias", 2, 0);
+  cr_expect_eq(tensor(decl, "h.1.moe.coefficient.weight")->moe, -1);
+  cr_expect_eq(tensor(decl, "h.1.moe.residual.up.weight")->block, 2);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.1.moe.shared.up.weight"), -1);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.0.moe.residual.up.weight"), -1);
+  mz_decl_destroy(&decl);
+}
+
+Test(gpt, shared_experts_are_one_map_with_a_gate_on_request)
+{
+  mz_config_values_t c = llama_config();
+  mz_decl_t *decl;
+
+  add_moe(&c, 1, 4, 1);
+  c.moe.num_shared_experts = 3;
+  c.moe.shared_expert_intermediate_size = 8;
+  decl = declare(&c);
+  expect_shape(decl, "h.1.moe.shared.up.weight", 24, 32);
+  expect_shape(decl, "h.1.moe.shared.gate.weight", 24, 32);
+  expect_shape(decl, "h.1.moe.shared.down.weight", 32, 24);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.1.moe.shared_gate.weight"), -1);
+  mz_decl_destroy(&decl);
+  c.moe.shared_expert_gate = true;
+  decl = declare(&c);
+  expect_shape(decl, "h.1.moe.shared_gate.weight", 1, 32);
+  cr_expect_eq(mz_decl_find_tensor(decl, "h.1.moe.shared_gate.bias"), -1);
+  mz_decl_destroy(&decl);
+}
+
+/* So that the exchange of tokens may run under it. */
+Test(gpt, the_map_beside_stands_between_the_counts_and_the_runs)
+{
+  mz_config_values_t c = gpt2_config();
+  mz_decl_t *decl;
+
+  add_moe(&c, 1, 4, 1);
+  c.moe.use_residual = true;
+  decl = declare(&c);
+  for (int pass = 0; pass < 2; pass++) {
+    const char *name = pass == MZ_FORWARD ? "beside" : "beside_grad";
+    const char *before = pass == MZ_FORWARD ? NULL : "combine_grad";
+    int num_found = 0;
+
+    for (int64_t i = 1; i + 1 < decl->num_steps[pass]; i++) {
+      const mz_step_t *s = &decl->steps[pass][i];
+
+      if (s->kind != MZ_STEP_COMPUTE || strcmp(s->compute.name, name) != 0)
+        continue;
+      num_found++;
+      cr_expect_eq(s[1].kind, MZ_STEP_RUNS);
+      if (before)
+        cr_expect_str_eq(s[-1].compute.name, before);
+      else
+        cr_expect_eq(s[-1].kind, MZ_STEP_COUNTS);
+      for (int32_t b = 0; b < s->compute.num_reads; b++)
+        cr_expect_neq(decl->buffers[s->compute.reads[b]].category,
+                      MZ_CAT_DISPATCH);
+      for (int32_t b = 0; b < s->compute.num_writes; b++)
+        cr_expect_neq(decl->buffers[s->compute.writes[b]].category,
+                      MZ_CAT_DISPATCH);
+    }
+    cr_expect_eq(num_found, 1);
+  }
+  mz_decl_destroy(&decl);
+}
+
 Test(gpt, moe_blocks_differ_in_experts_and_groups)
 {
   mz_config_values_t c = gpt2_config();
@@ -274,6 +352,7 @@ Test(gpt, only_matrices_decay_and_branch_outputs_start_smaller)
   mz_decl_t *decl;
 
   add_moe(&c, 1, 4, 1);
+  c.moe.use_residual = true;
   decl = declare(&c);
   for (int32_t i = 0; i < mz_decl_num_tensors(decl); i++) {
     const mz_tensor_t *t = &decl->tensors[i];
@@ -322,8 +401,15 @@ Test(gpt, every_declaration_can_be_planned_at_every_stage)
   c.moe.drop_tokens = true;
   c.debug.identity_experts = true;
   expect_plans(&c);
+  c.moe.use_residual = true;
+  expect_plans(&c);
   c = llama_config();
   add_moe(&c, 1, 4, 2);
+  expect_plans(&c);
+  c.moe.num_shared_experts = 1;
+  c.moe.shared_expert_intermediate_size = 20;
+  expect_plans(&c);
+  c.moe.shared_expert_gate = true;
   expect_plans(&c);
 }
 
@@ -420,6 +506,7 @@ Test(gpt, no_memory_at_any_allocation_is_an_error_without_a_leak)
   int64_t n;
 
   add_moe(&c, 1, 4, 1);
+  c.moe.use_residual = true;
   c.debug.fixed_logits = logits;
   c.debug.num_fixed_logits = 4;
   for (n = 1; st != MZ_OK && n < 200; n++) {
@@ -460,86 +547,4 @@ Test(moe_layer, one_buffer_of_routes_lives_from_forward_to_backward)
   cr_expect_eq(found, 2);
   mz_plan_destroy(&plan);
   mz_decl_destroy(&decl);
-}
-
-typedef struct stats4 {
-  int64_t routed[4], kept[4], first[4], tokens;
-  double probs[4], z;
-} stats4_t;
-
-/* Case C13: two ranks of 16 tokens with constant logits. */
-static stats4_t constant_logits(const double logits[4], int64_t tokens,
-                                const int64_t routed[4])
-{
-  stats4_t s = {.tokens = tokens};
-  double sum = 0;
-
-  for (int e = 0; e < 4; e++)
-    sum += exp(logits[e]);
-  for (int e = 0; e < 4; e++) {
-    s.routed[e] = s.kept[e] = routed[e];
-    s.probs[e] = (double)tokens * exp(logits[e]) / sum;
-  }
-  s.z = (double)tokens * log(sum) * log(sum);
-  return s;
-}
-
-Test(moe_values, constant_logits_give_the_values_by_hand)
-{
-  mz_moe_opts_t opts = {.num_experts = 4,
-                        .k = 2,
-                        .aux_loss = MZ_AUX_LOAD_BALANCING,
-                        .aux_scope = MZ_SCOPE_GROUP};
-  const double even[4] = {0}, ten[4] = {10, 0, 0, 0};
-  stats4_t a = constant_logits(even, 16, (int64_t[4]){16, 16, 0, 0});
-  stats4_t b = constant_logits(ten, 16, (int64_t[4]){16, 0, 0, 0});
-  stats4_t c = constant_logits(ten, 16, (int64_t[4]){16, 16, 0, 0});
-  stats4_t two[2] = {a, a};
-
-  cr_assert_eq(sizeof(stats4_t), 8 * MZ_STATS_ELEMENTS(4));
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 1.0, 1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 18), 1.921812, 1e-6);
-  two[0] = two[1] = c;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 1.999818, 1e-6);
-  opts.k = 1;
-  two[0] = two[1] = b;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, two, 2, 18), 3.999455, 1e-6);
-  cr_expect_float_eq(mz_moe_z_value(&opts, two, 2, 18), 100.0027, 1e-4);
-  opts.aux_loss = MZ_AUX_NONE;
-  cr_expect_eq(mz_moe_aux_value(&opts, two, 2, 18), 0);
-}
-
-/* Rank 0 sends its 12 tokens to expert 0, rank 1 its 4 to expert 1; gates are
- * even. Together f = (3/4, 1/4), P = 1/4: 4 * 1/4 = 1. */
-Test(moe_values, scopes_differ_in_what_they_average)
-{
-  mz_moe_opts_t opts = {
-      .num_experts = 4, .k = 1, .aux_loss = MZ_AUX_LOAD_BALANCING};
-  const double even[4] = {0}, ten[4] = {10, 0, 0, 0};
-  stats4_t all[3] = {constant_logits(ten, 12, (int64_t[4]){12, 0, 0, 0}),
-                     constant_logits(even, 4, (int64_t[4]){0, 4, 0, 0}),
-                     {{0}, {0}, {0}, 0, {0}, 0}};
-  double p0 = exp(10) / (exp(10) + 3), p1 = 1 / (exp(10) + 3);
-  double group = 4 * (0.75 * (12 * p0 + 1) / 16 + 0.25 * (12 * p1 + 1) / 16);
-  double z = log(exp(10) + 3);
-
-  opts.aux_scope = MZ_SCOPE_GROUP;
-  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 18), group, 1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 18),
-                     (12 * z * z + 4 * log(4) * log(4)) / 16, 1e-10);
-  opts.aux_scope = MZ_SCOPE_RANK; /* the rank without a token counts as 0 */
-  cr_expect_float_eq(mz_moe_aux_value(&opts, all, 3, 18), (4 * p0 + 1) / 3,
-                     1e-12);
-  cr_expect_float_eq(mz_moe_z_value(&opts, all, 3, 18),
-                     (z * z + log(4) * log(4)) / 3, 1e-10);
-}
-
-Test(moe_values, no_token_at_all_is_zero)
-{
-  mz_moe_opts_t opts = {
-      .num_experts = 4, .k = 2, .aux_loss = MZ_AUX_LOAD_BALANCING};
-  stats4_t none = {.tokens = 0};
-
-  cr_expect_eq(mz_moe_aux_value(&opts, &none, 1, 18), 0);
-  cr_expect_eq(mz_moe_z_value(&opts, &none, 1, 18), 0);
 }
