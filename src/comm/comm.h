@@ -190,6 +190,11 @@ void mz_comm_stretch_watchdog(mz_comm_t *comm, int factor);
  * lowest failing rank, prefixed "rank R: ". Collective on world. */
 mz_status_t mz_comm_agree(mz_comm_t *comm, mz_status_t status);
 
+/** One integer of every rank. Collective. @param[out] values_out  [size],
+ * borrowed until the next call for all ranks. */
+mz_status_t mz_comm_gather(mz_comm_t *comm, int64_t value,
+                           const int64_t **values_out);
+
 /** Integer extremes over world, for checks. Collective. */
 mz_status_t mz_comm_min_max(mz_comm_t *comm, int64_t value, int64_t *min_out,
                             int64_t *max_out);

@@ -414,10 +414,14 @@ static void small_collectives(mz_comm_t *comm)
   int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
   int last = size - 1;
   int64_t min, max;
+  const int64_t *values;
   char text[2000], expected[64];
 
   MUST(mz_comm_min_max(comm, (int64_t)rank - ((int64_t)1 << 40), &min, &max));
   CHECK(min == -((int64_t)1 << 40) && max == min + last);
+  MUST(mz_comm_gather(comm, ((int64_t)rank << 33) - 1, &values));
+  for (int r = 0; r < size; r++)
+    CHECK(values[r] == ((int64_t)r << 33) - 1);
 
   for (int root = 0; root < size; root++) {
     memset(text, rank == root ? 'a' + root : 0, sizeof text);
