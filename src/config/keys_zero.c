@@ -20,11 +20,11 @@ static const mz_key_t rows[] = {
            "Elements a gradient exchange"),
     MZ_INT(Z "allgather_bucket_size", zero.allgather_bucket_size, "5e8", 2,
            INFINITY, "Elements a gather of parameters; even"),
-    MZ_INT(
-        Z "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size,
-        "5e7", 0, INFINITY,
-        "Elements gathered ahead of the step that uses them; at most 32 units "
-        "or runs"),
+    MZ_INT(Z "stage3_prefetch_bucket_size", zero.stage3_prefetch_bucket_size,
+           "5e7", 0, INFINITY,
+           "Elements gathered ahead of the step that uses them, or one larger "
+           "unit "
+           "or run; at most 32 of them; 0: none"),
     MZ_INT(Z "stage3_param_persistence_threshold",
            zero.stage3_param_persistence_threshold, "1e5", 0, INFINITY,
            "Tensors with fewer elements stay whole"),

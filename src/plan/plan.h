@@ -46,7 +46,8 @@
  * Gathered weights stay until their next use, forward or backward, when at
  * most max_reuse_distance other elements are used between and the live limit
  * has room; where it has not, those whose next use is the farthest go. They are
- * posted as far ahead as the live limit and prefetch_bucket_size allow.
+ * posted as far ahead as the live limit and prefetch_bucket_size allow; with a
+ * bucket one that is larger goes ahead alone.
  *
  * The dispatch of a run of experts is posted before the experts of the run
  * before it compute, its return is waited for when somebody needs it: at the

@@ -226,6 +226,16 @@ static int32_t room_from(const keeper_t *k, const mz_stay_t *stay, int32_t item)
   return at;
 }
 
+/* Whether the bucket has room for one more. A set that is larger than it, as
+ * the experts of a large layer are, goes ahead alone: else the step that needs
+ * it would wait for all of it. */
+static bool fits_bucket(const keeper_t *k, int64_t ahead, int64_t size)
+{
+  int64_t bucket = k->opts->prefetch_bucket_size;
+
+  return ahead + size <= bucket || (ahead == 0 && bucket > 0);
+}
+
 /* Stays are posted in their order: at their first item, or before it as far as
  * the live limit and the prefetch bucket (elements posted for later items)
  * allow, MOST_AHEAD at once. */
@@ -244,9 +254,7 @@ static void place_posts(keeper_t *k)
 
       stay->post = i;
       if (stay->first == i) continue;
-      if (ahead + size > k->opts->prefetch_bucket_size ||
-          next - begun >= MOST_AHEAD)
-        break;
+      if (!fits_bucket(k, ahead, size) || next - begun >= MOST_AHEAD) break;
       if (from < 0) from = room_from(k, stay, i);
       if (from > i) break;
       ahead += size;

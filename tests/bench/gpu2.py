@@ -52,9 +52,8 @@ NLG_PEER = ("--layers 24 --hidden 1024 --heads 16 --seq 2048 --batch 8 "
             "--experts 128 --top-k 1 --moe-every 2 " + COMPILED)
 FSDP2 = "--parallel fsdp2 --fsdp-prefetch 1 --reduce-dtype bf16"
 DDP_EP = "--parallel ddp-ep"
-# Rows of experts on other ranks vary; a layer's experts are gathered ahead.
-SETTINGS = ["moe.saved_rows=1.25",
-            "zero_optimization.stage3_prefetch_bucket_size=6e8"]
+# Rows of experts on other ranks vary.
+SETTINGS = ["moe.saved_rows=1.25"]
 DRY = ["model.num_hidden_layers=4", "train_micro_batch_size_per_gpu=2"]
 DRY_PEER = "--layers 4 --batch 2"
 BOUNDS = {"exchange": 1.0, "gather": 1.0, "reduce": 1.0}
