@@ -336,6 +336,12 @@ def part_exchange(a, report):
         sizes)
     report.check(code == 0 and not any(x.startswith("staged") for x in lines),
                  "all that arrived was right, from and to the GPUs' memory")
+    more, code = output_of(
+        a, "exchange-stream", mpirun(a, RANKS, 40) +
+        [program(a, "tests", "device", "bench_exchange"), a.device, "stream"] +
+        sizes)
+    report.check(code == 0, "sums were right whose stream waits for them")
+    lines += more
     theirs, code = output_of(
         a, "exchange-nccl", torchrun(a, 60) +
         [os.path.join("tests", "bench", "nccl_exchange.py"), a.device] + sizes)
@@ -355,6 +361,7 @@ def put_rates(a, report, mine, its):
                "operation at a time; units also queued, 50 one behind another "
                "as the engine posts them. NCCL by the device's clock among "
                "calls queued in a stream, and until a waiting host knows. "
+               "reduce_stream: with comm.wait stream. "
                "Ratios: the better of ours, queued to NCCL's stream, host to "
                "host, and ours of a waiting host to NCCL's stream.", "",
                "| operation | MiB | host | queued | NCCL, host | NCCL, stream "
@@ -366,7 +373,8 @@ def put_rates(a, report, mine, its):
         host, queued = [[mine.get((operation, form, parts + way, mib))
                          for form in ("collective", "pairwise")]
                         for way in ("", "_queued")]
-        nccl_host, nccl_stream = [its.get((operation, "nccl", way, mib))
+        name = operation.split("_")[0]
+        nccl_host, nccl_stream = [its.get((name, "nccl", way, mib))
                                   for way in ("host", "stream")]
         best = [max(x or 0.0 for x in pair) for pair in (host, queued)]
         ratios = [over(best[1], nccl_stream), over(best[0], nccl_host),
@@ -377,8 +385,9 @@ def put_rates(a, report, mine, its):
                  for pair in (host, queued)] +
                 [bench.number(x, "%.0f") for x in (nccl_host, nccl_stream)] +
                 [bench.number(x, "%.2f") for x in ratios])))
-        in_engine = operation == "exchange" or parts == (
-            "whole" if mib <= PIECE_MIB else "pieces")
+        in_engine = operation == "exchange" or (
+            parts == ("whole" if mib <= PIECE_MIB else "pieces") and
+            operation in BOUNDS)
         if mib >= FROM_MIB and nccl_stream and in_engine:
             checks.append((operation, mib, ratios))
     report.put("")

@@ -2,10 +2,11 @@
 /**
  * Rates of what src/comm moves from device to device, in both of its forms:
  *   bench_exchange BACKEND FORM MIB...
- * on 2, 4 or 8 ranks; BACKEND is cuda or cpu, FORM thread or inline, MIB the
- * sizes. A size is that of the larger buffer of a rank: what an exchange or a
- * reduction sends, own part included, what a gather receives. Rates are size /
- * time, and a time is one of two:
+ * on 2, 4 or 8 ranks; BACKEND is cuda or cpu, FORM thread, inline or stream
+ * (reductions alone, comm.wait stream: the sum is launched before what it reads
+ * is there), MIB the sizes. A size is that of the larger buffer of a rank: what
+ * an exchange or a reduction sends, own part included, what a gather receives.
+ * Rates are size / time, and a time is one of two:
  *  - until the host knows that all is done, one operation at a time, median of
  *    50 after 20;
  *  - units, queued: of 50 one behind another as the engine posts them, two
@@ -60,6 +61,7 @@ typedef struct bench {
   char *recv[2]; /* [bytes of the largest size] operations take turns */
   float *sum;    /* [elements of the largest size / N] */
   int size, rank, turn;
+  bool on_stream; /* waits for what a sum reads */
   piece_t pieces[SLOTS];
   int first, num;  /* pieces posted and not yet waited for */
   int64_t reduced; /* pieces of reductions so far */
@@ -92,7 +94,8 @@ static void drain(bench_t *b, int keep)
   for (; b->num > keep; b->num--) {
     const piece_t *p = &b->pieces[b->first];
 
-    must(mz_comm_wait(b->comm, p->ticket));
+    must(p->sum.out && b->on_stream ? mz_comm_wait_on_stream(b->comm, p->ticket)
+                                    : mz_comm_wait(b->comm, p->ticket));
     if (p->sum.out)
       must(b->kernels->ops->reduce_ranks(b->kernels, &p->sum,
                                          b->device->stream));
@@ -103,6 +106,7 @@ static void drain(bench_t *b, int keep)
 static void end(bench_t *b)
 {
   drain(b, 0);
+  must(mz_comm_settle(b->comm));
   if (b->reduced) must(mz_stream_synchronize(b->device, b->device->stream));
   b->reduced = 0;
 }
@@ -302,7 +306,8 @@ static void measure(bench_t *b, const operation_t *o, const char *form,
   double ms[TIMED], begin;
   char name[64];
 
-  snprintf(name, sizeof name, "%s %s", o->name, form);
+  snprintf(name, sizeof name, "%s%s %s", o->name, b->on_stream ? "_stream" : "",
+           form);
   clear(b, bytes);
   for (int i = 0; i < WARM + TIMED; i++) {
     begin = now_ms();
@@ -334,6 +339,7 @@ static void measure_all(bench_t *b, const char *form, const int64_t *sizes,
                             {"pieces", "pieces_queued", PIECE},
                             {"pieces8", "pieces8_queued", PIECE / 4}};
 
+      if (b->on_stream && o->run != reduce) continue;
       for (size_t c = 0; c < sizeof cuts / sizeof *cuts; c++)
         if (c == 0 || (o->units && sizes[s] > cuts[c].piece_bytes))
           measure(b, o, form, &cuts[c], sizes[s]);
@@ -406,7 +412,8 @@ int main(int argc, char **argv)
 
   if (argc < 4 || argc > 3 + MAX_SIZES) return 2;
   most = take_sizes(argc - 3, argv + 3, sizes);
-  opts.thread = strcmp(argv[2], "thread") == 0;
+  opts.thread = strcmp(argv[2], "inline") != 0;
+  b.on_stream = strcmp(argv[2], "stream") == 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
   MPI_Comm_size(MPI_COMM_WORLD, &b.size);
   MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
