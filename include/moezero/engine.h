@@ -70,6 +70,13 @@ typedef struct mz_step_result {
   const mz_named_number_t *parts_ms; /* borrowed until the next call */
   int32_t num_moes;
   const mz_moe_result_t *moes; /* borrowed until the next call */
+  /* handed to token exchanges by all ranks: rows that travel and those that
+     stay with their rank, there and back, forward and backward; nothing in a
+     group of one rank */
+  int64_t exchange_bytes;
+  /* of this rank, over the step: tokens were under way; of it the device waited
+     for them with nothing else to do */
+  double exchange_ms, exposed_ms;
 } mz_step_result_t;
 
 /**

@@ -145,6 +145,7 @@ typedef struct mz_msg {
   mz_status_t (*bind)(void *ctx);
   void *ctx;
   bool backend;  /* send and recv are backend memory of the device */
+  bool timed;    /* counts in mz_comm_take_timed_seconds */
   int64_t bound; /* same on all ranks: no displacement + count of any rank is
                     above it; 0: none is above INT_MAX */
 } mz_msg_t;
@@ -184,6 +185,11 @@ mz_status_t mz_comm_broadcast(mz_comm_t *comm, void *bytes, int64_t num_bytes,
 
 /** Writes "rank R lane number/posted ..." into @p text: for SIGUSR2. */
 void mz_comm_position(const mz_comm_t *comm, char *text, size_t text_bytes);
+
+/** Seconds in which a message that is to be timed was under way, from its start
+ * on this rank until it was found done, since the last call; several at once
+ * count once. None may be under way. */
+double mz_comm_take_timed_seconds(mz_comm_t *comm);
 
 /** Seconds that callers spent in mz_comm_wait since the last call. */
 double mz_comm_take_wait_seconds(mz_comm_t *comm);

@@ -123,6 +123,9 @@ struct mz_comm {
   mz_ring_t rings[MZ_NUM_LANES];
   mz_watchdog_t watchdog;
   int64_t moved_ns; /* time of the last start or completion */
+  int num_timed;    /* messages under way that are to be timed */
+  int64_t timed_since_ns;
+  _Atomic int64_t timed_ns; /* read by the caller between them */
   uint32_t polls;
 
   /* The first failure; `failure` is written before `failed`. */

@@ -36,11 +36,23 @@ static bool is_done(mz_comm_t *comm, mz_ticket_t ticket)
 
 /* Progressing side: the messages. */
 
+/* A message that is to be timed starts (+1) or ends (-1). */
+static void count_timed(mz_comm_t *comm, int change)
+{
+  int64_t now = mz_comm_now_ns();
+
+  if (comm->num_timed == 0) comm->timed_since_ns = now;
+  comm->num_timed += change;
+  if (comm->num_timed == 0)
+    atomic_fetch_add(&comm->timed_ns, now - comm->timed_since_ns);
+}
+
 static void finish(mz_comm_t *comm, int lane, mz_flight_t *flight)
 {
   mz_ring_t *ring = &comm->rings[lane];
   mz_slot_t *slot = &ring->slots[flight->number % MZ_RING];
 
+  if (flight->msg->timed) count_timed(comm, -1);
   atomic_store_explicit(&slot->done, flight->number, memory_order_release);
   flight->number = 0;
   ring->num_flight--;
@@ -70,6 +82,7 @@ static mz_status_t start_next(mz_comm_t *comm, int lane, uint64_t number)
   while (flight->number) /* one is free: num_flight < max_flight */
     flight++;
   if (msg->bind) MZ_TRY(msg->bind(msg->ctx));
+  if (msg->timed) count_timed(comm, 1);
   flight->msg = msg;
   MZ_TRY(mz_wire_start(comm, lane, flight));
   flight->number = number;
@@ -307,6 +320,11 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
              ticket.number, mz_comm_lane_name((int)ticket.lane));
   if (!is_done(comm, ticket)) wait_until_done(comm, ticket);
   return MZ_TRACE(check_failed(comm));
+}
+
+double mz_comm_take_timed_seconds(mz_comm_t *comm)
+{
+  return 1e-9 * (double)atomic_exchange(&comm->timed_ns, 0);
 }
 
 double mz_comm_take_wait_seconds(mz_comm_t *comm)

@@ -219,6 +219,7 @@ static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
              mz_decl_tensor_name(e->decl, e->culprit));
   r->num_moes = e->plan->num_moes;
   r->moes = e->results;
+  r->exchange_bytes = (int64_t)mz_update_sum(e, MZ_AT_SENT);
 }
 
 /* Adds its number to the error that ended a step. */
@@ -249,6 +250,8 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   MZ_REQUIRE(!engine->plan->opts.inference, MZ_ERR_ARG,
              "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
+  mz_comm_take_timed_seconds(engine->comm);
+  engine->exposed_ms = engine->covered_ms = 0;
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
   mz_engine_note(engine, mz_tuning_begin_step(engine));
   engine->verdict_skip = false;
@@ -264,7 +267,10 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;
-  result_out->wait_ms = 1e3 * mz_comm_take_wait_seconds(engine->comm);
+  result_out->wait_ms =
+      1e3 * mz_comm_take_wait_seconds(engine->comm) + engine->covered_ms;
+  result_out->exchange_ms = 1e3 * mz_comm_take_timed_seconds(engine->comm);
+  result_out->exposed_ms = engine->exposed_ms;
   return MZ_OK;
 }
 

@@ -22,7 +22,8 @@ enum {
   MZ_NUM_OF_KERNELS,
   MZ_AT_STATUS = MZ_NUM_OF_KERNELS,
   MZ_AT_LABELS,
-  MZ_AT_TOKENS
+  MZ_AT_TOKENS,
+  MZ_AT_SENT /* bytes of token exchanges so far in the step */
 };
 
 /* Arrays of a token message, filled by its bind when the counts are there. */
@@ -30,6 +31,7 @@ typedef struct mz_token_wire {
   struct mz_engine *engine;
   int32_t entry, run;
   int64_t round;
+  int64_t sent_bytes; /* in the step; written where messages are bound */
   int64_t *send_counts, *send_displs, *recv_counts, *recv_displs; /* [ep] */
 } mz_token_wire_t;
 
@@ -95,6 +97,9 @@ struct mz_engine {
   uint8_t *gathered;        /* by tensor: mz_param_gather has it */
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
+  mz_event_t at_wait; /* what the device had to do when a wait began */
+  double exposed_ms;  /* of the step: it waited for tokens, with nothing else */
+  double covered_ms;  /* likewise: the host waited while it had work */
   int64_t baseline_bytes;
   mz_start_times_t start_times;
   bool tuned; /* no step tunes any more: see tuning.c */
@@ -127,6 +132,9 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  int64_t round);
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op);
+/* Bytes of the step's token messages; none may be under way. */
+int64_t mz_routing_sent_bytes(const mz_engine_t *engine);
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_sum_stats(mz_engine_t *engine);
 /* Points the pool buffers of a layer to its rows. */

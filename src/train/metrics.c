@@ -51,6 +51,49 @@ static void put_load(FILE *file, const char *name, const mz_metrics_t *metrics,
   fputc(']', file);
 }
 
+/* A number for each MoE layer. */
+static void put_of_loads(FILE *file, const char *name,
+                         const mz_metrics_t *metrics,
+                         double (*number)(const mz_expert_load_t *load))
+{
+  fprintf(file, ", \"%s\": [", name);
+  for (int32_t l = 0; l < metrics->num_moes; l++)
+    fprintf(file, "%s%.17g", l > 0 ? ", " : "", number(&metrics->experts[l]));
+  fputc(']', file);
+}
+
+static double dead_of(const mz_expert_load_t *load) { return load->dead; }
+
+static double routing_bytes_of(const mz_expert_load_t *load)
+{
+  return (double)load->routing_bytes;
+}
+
+static void put_loads(FILE *file, const mz_metrics_t *metrics)
+{
+  const mz_named_number_t times[] = {{"under_way", metrics->exchange_ms},
+                                     {"exposed", metrics->exposed_ms}};
+
+  put_load(file, "expert_counts", metrics, false);
+  put_load(file, "expert_kept", metrics, true);
+  put_of_loads(file, "expert_dropped", metrics, mz_load_dropped);
+  put_of_loads(file, "expert_variance", metrics, mz_load_variance);
+  put_of_loads(file, "expert_largest", metrics, mz_load_largest);
+  put_of_loads(file, "expert_dead", metrics, dead_of);
+  fprintf(file, ", \"expert_window\": %" PRId64, metrics->expert_window);
+  put_of_loads(file, "routing_bytes", metrics, routing_bytes_of);
+  fprintf(file,
+          ", \"exchange_bytes\": {\"sent\": %" PRId64 ", \"planned\": %" PRId64
+          "}",
+          metrics->exchange_bytes, metrics->planned_exchange_bytes);
+  put_numbers(file, "exchange_ms", times, 2, NULL, 0);
+  fputs(", ", file);
+  put_double(file, "exchange_exposed",
+             metrics->exchange_ms > 0
+                 ? metrics->exposed_ms / metrics->exchange_ms
+                 : 0);
+}
+
 static mz_status_t end_line(FILE *file)
 {
   fputs("}\n", file);
@@ -83,8 +126,7 @@ mz_status_t mz_metrics_write(FILE *file, const mz_metrics_t *metrics)
   put_double(file, "min_gap", metrics->min_gap);
   put_numbers(file, "time_ms", metrics->time_ms, metrics->num_times,
               metrics->parts_ms, metrics->num_parts);
-  put_load(file, "expert_counts", metrics, false);
-  put_load(file, "expert_kept", metrics, true);
+  put_loads(file, metrics);
   put_numbers(file, "bytes", metrics->bytes, metrics->num_bytes, NULL, 0);
   if (metrics->has_param_hash)
     fprintf(file, ", \"param_hash\": \"%016" PRIx64 "\"", metrics->param_hash);
@@ -100,7 +142,6 @@ mz_status_t mz_metrics_write_eval(FILE *file, int64_t step, double eval_loss,
   return MZ_TRACE(end_line(file));
 }
 
-/* The most routed expert over the mean; 1 when nothing was routed. */
 mz_status_t mz_metrics_cut(FILE *file, int64_t step)
 {
   char *line = NULL;
@@ -123,17 +164,6 @@ mz_status_t mz_metrics_cut(FILE *file, int64_t step)
   MZ_REQUIRE(result == 0 && fseek(file, 0, SEEK_END) == 0, MZ_ERR_IO,
              "the metrics: %s", strerror(errno));
   return MZ_OK;
-}
-
-static double imbalance(const mz_expert_load_t *load)
-{
-  int64_t sum = 0, most = 0;
-
-  for (int32_t e = 0; e < load->num_experts; e++) {
-    sum += load->routed[e];
-    if (load->routed[e] > most) most = load->routed[e];
-  }
-  return sum > 0 ? (double)most * load->num_experts / (double)sum : 1.0;
 }
 
 /* snprintf at the end of what stands in text. */
@@ -170,7 +200,7 @@ static void append_load(char *text, size_t text_bytes,
   if (metrics->num_moes == 0) return;
   append(text, text_bytes, "  load");
   for (int32_t l = 0; l < metrics->num_moes; l++) {
-    double load = imbalance(&metrics->experts[l]);
+    double load = mz_load_largest(&metrics->experts[l]);
 
     if (metrics->num_moes <= MOES_SHOWN)
       append(text, text_bytes, " %.2f", load);
@@ -184,6 +214,28 @@ static void append_load(char *text, size_t text_bytes,
            worst_layer);
 }
 
+/* What should not be there: no word of it when it is not. */
+static void append_losses(char *text, size_t text_bytes,
+                          const mz_metrics_t *metrics)
+{
+  int64_t routed = 0, kept = 0, dead = 0;
+
+  for (int32_t l = 0; l < metrics->num_moes; l++) {
+    const mz_expert_load_t *load = &metrics->experts[l];
+
+    dead += load->dead;
+    for (int32_t e = 0; e < load->num_experts; e++) {
+      routed += load->routed[e];
+      kept += load->kept[e];
+    }
+  }
+  if (kept < routed)
+    append(text, text_bytes, "  dropped %.1f%%",
+           100 * (double)(routed - kept) / (double)routed);
+  if (dead > 0 && metrics->expert_window == MZ_LOAD_WINDOW)
+    append(text, text_bytes, "  dead %" PRId64, dead);
+}
+
 void mz_metrics_progress(const mz_metrics_t *metrics, int64_t num_steps,
                          double left_s, char *text, size_t text_bytes)
 {
@@ -194,4 +246,5 @@ void mz_metrics_progress(const mz_metrics_t *metrics, int64_t num_steps,
          metrics->tokens_per_s);
   append_left(text, text_bytes, left_s);
   append_load(text, text_bytes, metrics);
+  append_losses(text, text_bytes, metrics);
 }

@@ -9,19 +9,14 @@
 #ifndef MZ_TRAIN_METRICS_H
 #define MZ_TRAIN_METRICS_H
 
+#include "train/load.h"
+
 #include <moezero/status.h>
 #include <moezero/types.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
-
-/** Tokens by expert of a MoE layer, over all ranks. */
-typedef struct mz_expert_load {
-  int32_t num_experts;
-  const int64_t *routed; /* [num_experts] choices before dropping */
-  const int64_t *kept;   /* [num_experts] */
-} mz_expert_load_t;
 
 typedef struct mz_metrics {
   int64_t step; /* steps done, this one included: from 1 */
@@ -38,6 +33,10 @@ typedef struct mz_metrics {
   int32_t num_parts;
   const mz_expert_load_t *experts; /* [num_moes] */
   int32_t num_moes;
+  int64_t expert_window; /* steps that `dead` of the loads looks back on */
+  /* what all ranks have handed to token exchanges, and at most by the plan */
+  int64_t exchange_bytes, planned_exchange_bytes;
+  double exchange_ms, exposed_ms; /* as in mz_step_result_t */
   const mz_named_number_t *bytes; /* [num_bytes] */
   int32_t num_bytes;
   bool has_param_hash;
@@ -59,7 +58,8 @@ mz_status_t mz_metrics_cut(FILE *file, int64_t step);
 /**
  * The progress line without a line end: step, loss, tokens/s, time left, and
  * the expert load: the most routed expert over the mean, for up to four MoE
- * layers, or the worst layer of more.
+ * layers, or the worst layer of more; then, where there are any, the share of
+ * choices dropped and the dead experts, of all layers together.
  * @param num_steps  Steps of the run.
  * @param left_s     Seconds to its end, < 0: not known.
  */

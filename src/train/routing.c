@@ -9,7 +9,9 @@
 #include "base/check.h"
 
 #include <moezero/moe.h>
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 /* --- life --- */
 
@@ -85,6 +87,7 @@ mz_status_t mz_routing_create(mz_engine_t *engine)
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
     MZ_TRY(create_moe(engine, m, &region));
   MZ_TRY(create_token_wires(engine));
+  MZ_TRY(mz_event_create(engine->device, &engine->at_wait));
   MZ_TRY(mz_new(engine->plan->buffers[engine->plan->round_counts].bytes / 4,
                 "rows of a window", &engine->window_numbers));
   MZ_TRY(mz_new(8 * engine->plan->stats_elements, "sums of statistics",
@@ -105,6 +108,7 @@ void mz_routing_destroy(mz_engine_t *engine)
     mz_free(engine->moes[m].routed_sum);
     mz_free(engine->moes[m].bias);
   }
+  if (engine->at_wait) mz_event_destroy(engine->device, engine->at_wait);
   mz_free(engine->moes);
   mz_free(engine->results);
   mz_free(engine->token_wires);
@@ -122,6 +126,17 @@ void mz_routing_begin_step(mz_engine_t *engine)
     memset(engine->moes[m].routed_sum, 0,
            2 * (size_t)engine->decl->moes[m].opts.num_experts *
                sizeof(int64_t));
+  for (int32_t i = 0; i < engine->plan->num_entries; i++)
+    engine->token_wires[i].sent_bytes = 0;
+}
+
+int64_t mz_routing_sent_bytes(const mz_engine_t *engine)
+{
+  int64_t bytes = 0;
+
+  for (int32_t i = 0; i < engine->plan->num_entries; i++)
+    bytes += engine->token_wires[i].sent_bytes;
+  return bytes;
 }
 
 mz_status_t mz_routing_begin_micro(mz_engine_t *engine)
@@ -204,6 +219,12 @@ static int32_t run_place(const mz_engine_t *e, int32_t run)
   return r->first_expert - e->plan->moes[r->moe].first_expert;
 }
 
+/* Where a run finds a buffer of its rounds. */
+static char *buffer_at(const mz_engine_t *e, int32_t buffer, int32_t run)
+{
+  return mz_zero_buffer(e->zero, mz_plan_buffer_at(e->plan, buffer, run));
+}
+
 void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
@@ -211,6 +232,10 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
   mz_moe_state_t *m = &engine->moes[op->moe];
   int32_t before = run_place(engine, op->run);
 
+  for (int32_t b = 0; b < engine->decl->num_buffers; b++)
+    if (engine->plan->twin_of_decl[b] >= 0 &&
+        engine->decl->buffers[b].moe == op->moe)
+      engine->buffers[b] = buffer_at(engine, b, op->run);
   m->rounds =
       mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
                       run->num_experts, engine->plan->moes[op->moe].round_rows);
@@ -229,6 +254,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
   int32_t *there =
       (int32_t *)mz_zero_buffer(engine->zero, engine->plan->round_counts);
   int64_t num_counts = (int64_t)o->ep_size * run->num_experts;
+  int64_t begin = (m->run_row / round_rows + round) * round_rows;
   int32_t *counts = engine->window_numbers, *offsets = counts + num_counts;
 
   m->round = round;
@@ -239,7 +265,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  .host_offsets = offsets,
                                  .counts = there,
                                  .max_rows = round_rows,
-                                 .pool_row = m->run_row + round * round_rows,
+                                 .pool_row = mz_max_i64(begin, m->run_row),
                                  .first_round = round == 0};
   engine->window.rows =
       mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
@@ -260,12 +286,14 @@ static mz_status_t bind_tokens(void *ctx)
   const mz_entry_t *entry = &e->plan->entries[w->entry];
   const mz_moe_opts_t *o = &e->decl->moes[entry->moe].opts;
   const mz_moe_state_t *m = &e->moes[entry->moe];
+  const mz_decl_buffer_t *sent = &e->decl->buffers[entry->send];
   bool out = entry->direction == MZ_DISPATCH;
   int64_t *token_counts = out ? w->send_counts : w->recv_counts;
   int64_t *token_displs = out ? w->send_displs : w->recv_displs;
   int64_t *expert_counts = out ? w->recv_counts : w->send_counts;
   int64_t *expert_displs = out ? w->recv_displs : w->send_displs;
-  int64_t round_rows = e->plan->moes[entry->moe].round_rows, at = 0, unused;
+  int64_t round_rows = e->plan->moes[entry->moe].round_rows, at = 0, rows = 0;
+  int64_t unused;
   int32_t first = run_place(e, w->run), me = m->call.ep_rank;
   int32_t num = e->plan->runs[w->run].num_experts;
 
@@ -277,8 +305,38 @@ static mz_status_t bind_tokens(void *ctx)
                                      first, num, w->round, round_rows, &unused);
     expert_displs[r] = at;
     at += expert_counts[r];
+    rows += w->send_counts[r];
   }
+  if (o->ep_size > 1)
+    w->sent_bytes += rows * sent->width * (int64_t)mz_dtype_bytes(sent->dtype);
   return MZ_OK;
+}
+
+mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &engine->plan->entries[op->entry];
+  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
+  mz_token_wire_t *w = &engine->token_wires[op->entry];
+  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
+                  .group = engine->comm_groups[entry->group],
+                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
+                  .send = buffer_at(engine, entry->send, op->run),
+                  .recv = buffer_at(engine, entry->recv, op->run),
+                  .send_counts = w->send_counts,
+                  .send_displs = w->send_displs,
+                  .recv_counts = w->recv_counts,
+                  .recv_displs = w->recv_displs,
+                  .after = engine->moes[entry->moe].ticket,
+                  .bind = bind_tokens,
+                  .ctx = w,
+                  .backend = true,
+                  .timed = true};
+
+  w->run = op->run;
+  w->round = op->flag ? engine->moes[entry->moe].round : 0;
+  if (engine->plan->groups[entry->group].size == 1) return MZ_OK;
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[op->entry]));
 }
 
 /* A group of one rank: rows stay where they are. From the dispatch on, the
@@ -291,7 +349,6 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   const mz_decl_buffer_t *b = &e->decl->buffers[entry->send];
   char *rows;
 
-  e->tickets[w->entry] = (mz_ticket_t){0};
   if (entry->direction == MZ_RETURN) return MZ_OK;
   MZ_TRY(bind_tokens(w));
   rows = (char *)e->buffers[entry->send] +
@@ -306,31 +363,44 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   return MZ_OK;
 }
 
-mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+static double now_ms(void)
+{
+  struct timespec t;
+
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* While a device has work from before the wait, the message is hidden. An error
+ * of the device is one of the step's; the walk goes on. */
+static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
+{
+  mz_status_t st = mz_event_record(e->device, e->at_wait, e->device->stream);
+  bool idle = false;
+
+  while (st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket)) {
+    st = mz_event_done(e->device, e->at_wait, &idle);
+    sched_yield();
+  }
+  mz_engine_note(e, st);
+}
+
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
-  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
-  mz_token_wire_t *w = &engine->token_wires[op->entry];
-  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
-                  .group = engine->comm_groups[entry->group],
-                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
-                  .send = engine->buffers[entry->send],
-                  .recv = engine->buffers[entry->recv],
-                  .send_counts = w->send_counts,
-                  .send_displs = w->send_displs,
-                  .recv_counts = w->recv_counts,
-                  .recv_displs = w->recv_displs,
-                  .after = engine->moes[entry->moe].ticket,
-                  .bind = bind_tokens,
-                  .ctx = w,
-                  .backend = true};
+  mz_ticket_t ticket = engine->tickets[op->entry];
+  double begin = now_ms(), idle = begin;
 
-  w->run = op->run;
-  w->round = engine->moes[entry->moe].round;
   if (engine->plan->groups[entry->group].size == 1)
-    return MZ_TRACE(keep_tokens(engine, w));
-  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
-                               &engine->tickets[op->entry]));
+    return MZ_TRACE(keep_tokens(engine, &engine->token_wires[op->entry]));
+  if (!engine->device->ops->is_host) {
+    wait_covered(engine, ticket);
+    idle = now_ms();
+  }
+  MZ_TRY(mz_comm_wait(engine->comm, ticket));
+  engine->covered_ms += idle - begin;
+  engine->exposed_ms += now_ms() - idle;
+  return MZ_OK;
 }
 
 /* --- statistics --- */

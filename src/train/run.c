@@ -26,7 +26,8 @@ typedef struct loop {
   double start_s;
   int64_t first_step; /* steps done when the run started */
   int64_t skipped;
-  mz_expert_load_t *loads; /* [MoE layers] */
+  mz_loads_t *loads;
+  int64_t planned_exchange_bytes;
   mz_named_number_t bytes[MZ_NUM_CATEGORIES];
   double line_s, step_s; /* when the last line was said, a step began */
   int64_t line_tokens;   /* since then */
@@ -116,14 +117,16 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .step_ms = 1e3 * step_s,
                     .parts_ms = r->parts_ms,
                     .num_parts = r->num_parts,
-                    .experts = loop->loads,
+                    .experts = mz_loads_all(loop->loads),
                     .num_moes = r->num_moes,
+                    .expert_window = mz_loads_window(loop->loads),
+                    .exchange_bytes = r->exchange_bytes,
+                    .planned_exchange_bytes = loop->planned_exchange_bytes,
+                    .exchange_ms = r->exchange_ms,
+                    .exposed_ms = r->exposed_ms,
                     .bytes = loop->bytes,
                     .num_bytes = MZ_NUM_CATEGORIES};
 
-  for (int32_t l = 0; l < r->num_moes; l++)
-    loop->loads[l] = (mz_expert_load_t){r->moes[l].num_experts,
-                                        r->moes[l].routed, r->moes[l].kept};
   return m;
 }
 
@@ -189,6 +192,7 @@ static mz_status_t measure(loop_t *loop, const mz_step_result_t *r,
   mz_metrics_t metrics;
 
   loop->skipped += r->skipped;
+  mz_loads_take(loop->loads, r);
   metrics = metrics_of(loop, r, step_s);
   metrics.time_ms = times;
   metrics.num_times = name_times(loop, r, data_s, times);
@@ -314,12 +318,13 @@ mz_status_t mz_run_train(const mz_run_opts_t *opts, mz_run_result_t *result_out)
   mz_run_result_t result = {.steps = loop.first_step};
   mz_status_t st;
 
-  MZ_TRY_GOTO(st, mz_new(plan->num_moes, "expert loads", &loop.loads), done);
+  MZ_TRY_GOTO(st, mz_loads_create(plan, &loop.loads), done);
+  loop.planned_exchange_bytes = mz_load_planned_bytes(plan);
   name_bytes(&loop);
   loop.line_s = loop.start_s;
   MZ_TRY_GOTO(st, walk(&loop, &result), done);
   *result_out = result;
 done:
-  mz_free(loop.loads);
+  mz_loads_destroy(&loop.loads);
   return st;
 }

@@ -44,6 +44,7 @@ mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry)
                      MZ_NUM_OF_KERNELS * (int64_t)sizeof(double),
                      engine->device->stream));
   own[MZ_AT_STATUS] = (double)engine->status;
+  own[MZ_AT_SENT] = (double)mz_routing_sent_bytes(engine);
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[entry]));
 }

@@ -75,6 +75,8 @@ static mz_status_t wait_for(mz_engine_t *e, const mz_op_t *op)
 
   if (entry->lane == MZ_LANE_BULK)
     return MZ_TRACE(mz_zero_wait(e->zero, op->entry));
+  if (entry->kind == MZ_ENTRY_TOKENS)
+    return MZ_TRACE(mz_routing_wait_tokens(e, op));
   MZ_TRY(mz_comm_wait(e->comm, e->tickets[op->entry]));
   if (entry->kind == MZ_ENTRY_COUNTS) mz_routing_take_counts(e, entry->moe);
   return MZ_OK;
@@ -86,9 +88,10 @@ static int32_t next(mz_engine_t *e, const mz_op_t *op, int32_t at)
   mz_moe_state_t *m;
 
   if (op->kind != MZ_OP_LOOP && op->kind != MZ_OP_END_LOOP &&
-      op->kind != MZ_OP_BRANCH)
+      op->kind != MZ_OP_AGAIN && op->kind != MZ_OP_BRANCH)
     return at + 1;
   m = &e->moes[op->moe];
+  if (op->kind == MZ_OP_AGAIN) return m->round > 0 ? at + 1 : op->jump;
   if (op->kind == MZ_OP_BRANCH)
     return m->call.saved == op->flag ? at + 1 : op->jump;
   if (op->kind == MZ_OP_LOOP) {

@@ -3,12 +3,13 @@
 """Loads and validation loss of balances, on the model of ci/quickstart with 8
 experts.
 
-usage: balance.py GPT_MOE TRAIN.txt VALID.txt [STEPS [SEEDS]]
+usage: balance.py GPT_MOE TRAIN.txt VALID.txt [STEPS [SEEDS [NAME]]]
 
-Trains STEPS (300) steps with each of SEEDS (5) seeds by each balance below, one
-rank, and prints a markdown table of medians over the seeds: the load variance,
-which is the mean of (count / mean - 1)^2 over experts, layers and the last third
-of the steps, the largest load over the mean, and the loss on the last text. Run
+Trains STEPS (300) steps with each of SEEDS (5) seeds by each balance below, or
+those whose name begins with NAME, one rank, and prints a markdown table of
+medians over the seeds: the load variance, which is the mean of (count / mean -
+1)^2 over experts, layers and the last third of the steps (expert_variance of
+the metrics), the largest load over the mean, and the loss on the last text. Run
 it in the root of the repository; TRAIN and VALID are those that ci/quickstart
 leaves in .cache/quickstart.
 """
@@ -19,15 +20,17 @@ import subprocess
 import sys
 import tempfile
 
-LAMBDAS = (0.01, 0.08, 0.1, 0.2)
 BALANCES = [("none", ["moe.aux_loss=none"]),
             ("load_balancing 0.01", ["moe.aux_loss_coef=0.01"]),
             ("bias 0.001", ["moe.aux_loss=none", "moe.bias_update_rate=0.001"]),
             ("bias 0.01", ["moe.aux_loss=none", "moe.bias_update_rate=0.01"])]
+# (lambda, temperature)
+SQUARED = ((0.01, 1), (0.1, 1), (0.2, 1), (0.08, 1), (2, 1), (0.08, 1.2),
+           (0.08, 0.8))
 BALANCES += [("squared %g, temperature %g" % (x, t),
               ["moe.aux_loss=squared", "moe.aux_loss_coef=%g" % x,
                "moe.temperature=%g" % t])
-             for x in LAMBDAS for t in (1.2, 0.8)]
+             for x, t in SQUARED]
 
 
 def train(program, texts, steps, seed, balance, folder):
@@ -50,23 +53,19 @@ def train(program, texts, steps, seed, balance, folder):
 
 def loads(lines, steps):
     """(variance, largest over mean) of the last third of the steps."""
-    squares, largest = [], []
-    for line in lines:
-        if "expert_counts" not in line or line["step"] <= 2 * steps // 3:
-            continue
-        for counts in line["expert_counts"]:
-            mean = sum(counts) / len(counts)
-            squares.append(sum((c / mean - 1) ** 2 for c in counts) /
-                           len(counts))
-            largest.append(max(counts) / mean)
-    return statistics.mean(squares), statistics.mean(largest)
+    late = [x for x in lines
+            if "expert_variance" in x and x["step"] > 2 * steps // 3]
+    return tuple(statistics.mean(y for x in late for y in x[key])
+                 for key in ("expert_variance", "expert_largest"))
 
 
-def main(program, train_text, valid_text, steps=300, seeds=5):
+def main(program, train_text, valid_text, steps=300, seeds=5, name_start=""):
     texts, steps, seeds = (train_text, valid_text), int(steps), int(seeds)
     print("| Balance | Load variance | Largest / mean | Validation loss |")
     print("|---|---|---|---|", flush=True)
     for name, balance in BALANCES:
+        if not name.startswith(name_start):
+            continue
         rows = []
         for seed in range(1, seeds + 1):
             with tempfile.TemporaryDirectory() as folder:
@@ -80,6 +79,6 @@ def main(program, train_text, valid_text, steps=300, seeds=5):
 
 
 if __name__ == "__main__":
-    if not 4 <= len(sys.argv) <= 6:
+    if not 4 <= len(sys.argv) <= 7:
         sys.exit(__doc__)
     main(*sys.argv[1:])

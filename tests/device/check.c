@@ -8,7 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ARRAYS = 4096, QUICK_ELEMENTS = 1 << 21, QUICK_PRODUCTS = 1 << 25 };
+enum {
+  MAX_ARRAYS = 4096,
+  QUICK_ELEMENTS = 1 << 21,
+  QUICK_PRODUCTS = 1 << 25,
+  TINY_PRODUCTS = 1 << 22
+};
 
 static dual_t arrays[MAX_ARRAYS];
 static int num_arrays;
@@ -55,6 +60,12 @@ bool sides_skip(const sides_t *sides, int64_t elements, int64_t products)
 {
   return sides->quick &&
          (elements > QUICK_ELEMENTS || products > QUICK_PRODUCTS);
+}
+
+bool sides_skip_products(const sides_t *sides, int64_t products)
+{
+  return sides_skip(sides, 0, products) ||
+         (sides->tiny && products > TINY_PRODUCTS);
 }
 
 void sides_close(sides_t *sides)

@@ -23,6 +23,7 @@ typedef struct sides {
   mz_kernels_t *cpu, *cuda;
   mz_dtype_t dtype;
   bool quick; /* for slow observers: leave out what is large */
+  bool tiny;  /* and for the slowest: what libraries compute */
   int64_t failed, passed;
 } sides_t;
 
@@ -30,6 +31,8 @@ void sides_open(mz_dtype_t dtype, int64_t workspace_bytes, sides_t *sides);
 /** Whether a case is left out. @param elements, products  Of its largest array,
  * and multiplications of its sums; 0: not counted. */
 bool sides_skip(const sides_t *sides, int64_t elements, int64_t products);
+/** The same for products that may be a library's, and for attention. */
+bool sides_skip_products(const sides_t *sides, int64_t products);
 /** Frees all arrays, too. */
 void sides_close(sides_t *sides);
 

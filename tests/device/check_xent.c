@@ -141,7 +141,7 @@ static void check_head(sides_t *s, shape_t shape)
 {
   head_t h;
 
-  if (sides_skip(s, 0, shape.rows * shape.width * shape.vocab)) return;
+  if (sides_skip_products(s, shape.rows * shape.width * shape.vocab)) return;
   printf("%lld rows of %lld, vocabulary %lld, chunks of %lld\n",
          (long long)shape.rows, (long long)shape.width, (long long)shape.vocab,
          (long long)shape.chunk_rows);
@@ -156,10 +156,10 @@ static void check_head(sides_t *s, shape_t shape)
 void check_xent(sides_t *s)
 {
   static const shape_t shapes[] = {
-      {0, 8, 16, 4},        {1, 1, 1, 1},         {3, 5, 2, 1},
-      {7, 33, 101, 2},      {64, 64, 512, 64},    {65, 48, 1000, 16},
-      {300, 96, 1003, 100}, {40, 64, 50304, 16},  {40, 64, 50257, 16},
-      {33, 40, 130001, 8},  {513, 256, 8192, 128}};
+      {0, 8, 16, 4},       {1, 1, 1, 1},         {3, 5, 2, 1},
+      {7, 33, 101, 2},     {64, 64, 512, 64},    {65, 48, 1000, 16},
+      {5, 8, 50257, 3},    {300, 96, 1003, 100}, {40, 64, 50304, 16},
+      {40, 64, 50257, 16}, {33, 40, 130001, 8},  {513, 256, 8192, 128}};
   mz_cuda_products_t *products = mz_cuda_products_of(s->cuda);
 
   for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
@@ -169,6 +169,7 @@ void check_xent(sides_t *s)
 
     check_head(s, shape);
   }
+  if (s->tiny) return;
   printf("tuned\n");
   must(mz_cuda_products_tune(products, true));
   check_head(s, (shape_t){300, 128, s->quick ? 803 : 5003, 60});

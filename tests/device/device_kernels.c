@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every kernel of "/cuda" against "/cpu" on odd, empty, single and large sizes.
- * Usage: device_kernels [quick] [fp32|bf16] [FAMILY]...; needs a GPU. quick
- * leaves large sizes out: for compute-sanitizer, under which they take hours.
- * Last line: "N passed, N failed". */
+ * Usage: device_kernels [quick|tiny] [fp32|bf16] [FAMILY]...; needs a GPU.
+ * quick leaves large sizes out: for compute-sanitizer, under which they take
+ * hours. tiny, for its racecheck, also leaves out what libraries compute, where
+ * it can be told, and all but small products. Last line: "N passed, N failed".
+ */
 #include "check.h"
 
 #include <stdio.h>
@@ -45,7 +47,8 @@ int main(int argc, char **argv)
     const char *name;
     mz_dtype_t dtype;
   } types[] = {{"fp32", MZ_F32}, {"bf16", MZ_BF16}};
-  bool quick = is_word(argc, argv, 1, "quick");
+  bool tiny = is_word(argc, argv, 1, "tiny");
+  bool quick = tiny || is_word(argc, argv, 1, "quick");
   int dtype_at = quick ? 2 : 1;
   bool one_dtype = is_word(argc, argv, dtype_at, "fp32") ||
                    is_word(argc, argv, dtype_at, "bf16");
@@ -61,6 +64,7 @@ int main(int argc, char **argv)
       if (!wanted(argc, argv, first, families[f].name)) continue;
       sides_open(types[t].dtype, INT64_C(256) << 20, &sides);
       sides.quick = quick;
+      sides.tiny = tiny;
       printf("--- %s %s\n", types[t].name, families[f].name);
       families[f].check(&sides);
       passed += sides.passed;

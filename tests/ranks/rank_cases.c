@@ -2,12 +2,11 @@
 /* Cases that need data, routes or gradients of their own:
  *   rank_cases routes     2 ranks: each rank uses one expert of four only
  *   rank_cases ragged     2 ranks: one has half the tokens, tokens drop
- *   rank_cases norm FILE  4 ranks: injected gradients of a known norm; FILE is
- *                         written
- *   rank_cases divide     8 ranks: (ranks, experts, ep_size) that divide, and
- *                         those that do not
- * A last word "inline" runs without the communication thread. Exit code 0: all
- * is right. */
+ *   rank_cases empty      2 ranks of one expert-parallel group: one has no
+ * token rank_cases norm FILE  4 ranks: injected gradients of a known norm; FILE
+ * is written rank_cases divide     8 ranks: (ranks, experts, ep_size) that
+ * divide, and those that do not A last word "inline" runs without the
+ * communication thread. Exit code 0: all is right. */
 #include "tiny.h"
 
 #include "base/alloc.h"
@@ -199,15 +198,19 @@ static void give_ragged(tiny_given_t *g, const char *lengths, int batch, int ep)
   tiny_give(g, "moe.drop_tokens=true");
   tiny_give(g, "moe.capacity_factor=1.0");
   tiny_give(g, "moe.eval_capacity_factor=1.0");
+  tiny_give(g, "optimizer.params.lr=0"); /* evaluation has the same weights */
 }
 
 /* What one rank computes of a sample with the capacity that both have: 4 by
- * min_capacity where its own tokens would give less. */
-static mz_status_t lone_loss(int64_t sample, int tokens, double *sum_out)
+ * min_capacity where its own tokens would give less. Adds to the sums of
+ * training and of evaluation. */
+static mz_status_t lone_loss(int64_t sample, int tokens, double sums[2])
 {
   tiny_given_t g = {.num = 0};
   char lengths[16];
   mz_step_result_t result;
+  double sum;
+  int64_t labels;
   tiny_t tiny;
   mz_status_t st;
 
@@ -217,7 +220,9 @@ static mz_status_t lone_loss(int64_t sample, int tokens, double *sum_out)
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_SELF, &tiny), done);
   tiny.first_sample = sample;
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
-  *sum_out = result.lm_loss * tokens;
+  MZ_TRY_GOTO(st, tiny_eval(&tiny, &sum, &labels), done);
+  sums[0] += result.lm_loss * tokens;
+  sums[1] += sum;
 done:
   tiny_destroy(&tiny);
   return st;
@@ -254,7 +259,7 @@ static mz_status_t check_ragged(const mz_step_result_t *r, double expected)
   return MZ_OK;
 }
 
-static mz_status_t try_ragged(int stage, double expected)
+static mz_status_t try_ragged(int stage, const double sums[2])
 {
   tiny_given_t g = {.num = 0};
   mz_step_result_t result;
@@ -269,11 +274,13 @@ static mz_status_t try_ragged(int stage, double expected)
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, MPI_COMM_WORLD, &tiny), done);
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
   MZ_TRY_GOTO(st, check_capacity(&tiny), done);
-  MZ_TRY_GOTO(st, check_ragged(&result, expected), done);
+  MZ_TRY_GOTO(st, check_ragged(&result, sums[0] / 24), done);
   MZ_TRY_GOTO(st, tiny_eval(&tiny, &sum, &labels), done);
   MZ_TRY_GOTO(st, check_capacity(&tiny), done);
-  MZ_REQUIRE_GOTO(labels == 24 && sum > 0, st, done, MZ_ERR_DATA,
-                  "evaluation: %" PRId64 " labels, sum %g", labels, sum);
+  MZ_REQUIRE_GOTO(labels == 24 && fabs(sum - sums[1]) <= 1e-5 * sums[1], st,
+                  done, MZ_ERR_DATA,
+                  "evaluation: %" PRId64 " labels, sum %.9g, need %.9g", labels,
+                  sum, sums[1]);
 done:
   tiny_destroy(&tiny);
   return st;
@@ -282,12 +289,96 @@ done:
 static void case_ragged(void)
 {
   double sums[2] = {0};
-  mz_status_t st = lone_loss(0, 16, &sums[0]);
+  mz_status_t st = lone_loss(0, 16, sums);
 
-  if (st == MZ_OK) st = lone_loss(1, 8, &sums[1]);
+  if (st == MZ_OK) st = lone_loss(1, 8, sums);
   report(st, "one rank", 0);
   for (int stage = 0; stage < NUM_STAGES; stage++)
-    report(try_ragged(stage, (sums[0] + sums[1]) / 24), "ragged, stage", stage);
+    report(try_ragged(stage, sums), "ragged, stage", stage);
+}
+
+/* --- empty: rank 0 has all sequences, rank 1 none --- */
+
+enum { ALL = 2 };
+
+static mz_status_t step_of_first_rank(tiny_t *tiny, mz_step_result_t *result)
+{
+  int32_t ids[ALL * TINY_SEQUENCE], next[ALL * TINY_SEQUENCE];
+  int64_t samples[ALL] = {0, 1};
+  int32_t own, most = ALL;
+  mz_step_data_t data = {.num_micro = 1,
+                         .tokens = ids,
+                         .labels = next,
+                         .samples = samples,
+                         .sequences = &own,
+                         .max_sequences = &most};
+  int rank;
+
+  MPI_Comm_rank(tiny->comm, &rank);
+  own = rank == 0 ? ALL : 0;
+  for (int s = 0; s < ALL; s++)
+    for (int t = 0; t < TINY_SEQUENCE; t++) {
+      ids[s * TINY_SEQUENCE + t] = tiny_token(0, s, t);
+      next[s * TINY_SEQUENCE + t] = tiny_token(0, s, t + 1);
+    }
+  return MZ_TRACE(mz_engine_step(tiny->engine, &data, result));
+}
+
+/* The first step on a communicator: its loss and gradients. */
+static mz_status_t take_empty(MPI_Comm comm, int ep, int stage, double *loss,
+                              tiny_run_t *grads)
+{
+  tiny_given_t g = {.num = 0};
+  mz_step_result_t result;
+  tiny_t tiny;
+  mz_status_t st;
+  int size;
+
+  MPI_Comm_size(comm, &size);
+  tiny_give(&g, "train_batch_size=%d", ALL * size);
+  tiny_give(&g, "train_micro_batch_size_per_gpu=%d", ALL);
+  tiny_give(&g, "moe.ep_size=%d", ep);
+  tiny_give(&g, "moe.aux_loss=load_balancing");
+  tiny_give(&g, "zero_optimization.stage=%d", stage);
+  MZ_TRY_GOTO(st, tiny_create(g.all, g.num, comm, &tiny), done);
+  MZ_TRY_GOTO(st, step_of_first_rank(&tiny, &result), done);
+  MZ_REQUIRE_GOTO(result.tokens == ALL * TINY_SEQUENCE, st, done, MZ_ERR_DATA,
+                  "%" PRId64 " tokens", result.tokens);
+  *loss = result.loss;
+  MZ_TRY_GOTO(st, tiny_read(&tiny, MZ_PART_GRADS, grads), done);
+done:
+  tiny_destroy(&tiny);
+  return st;
+}
+
+static mz_status_t try_empty(int stage, double expected, const tiny_run_t *one)
+{
+  tiny_run_t grads = {0};
+  tiny_apart_t apart;
+  double loss;
+  mz_status_t st;
+
+  MZ_TRY_GOTO(st, take_empty(MPI_COMM_WORLD, 2, stage, &loss, &grads), done);
+  apart = tiny_compare(one, &grads);
+  MZ_REQUIRE_GOTO(fabs(loss - expected) <= 1e-5 * expected &&
+                      apart.tensor <= 1e-5,
+                  st, done, MZ_ERR_DATA,
+                  "loss %.9g, of one rank %.9g; gradients %g apart in %s", loss,
+                  expected, apart.tensor, apart.name);
+done:
+  tiny_run_free(&grads);
+  return st;
+}
+
+static void case_empty(void)
+{
+  tiny_run_t one = {0};
+  double loss = 0;
+
+  report(take_empty(MPI_COMM_SELF, 1, 0, &loss, &one), "all tokens", 1);
+  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
+    report(try_empty(stage, loss, &one), "a rank without tokens, stage", stage);
+  tiny_run_free(&one);
 }
 
 /* --- norm: 4 in a dense tensor, 3 in expert 0, NaN in all padding --- */
@@ -463,6 +554,8 @@ static int run_case(int argc, char **argv)
     case_routes();
   else if (strcmp(argv[1], "ragged") == 0 && size == 2)
     case_ragged();
+  else if (strcmp(argv[1], "empty") == 0 && size == 2)
+    case_empty();
   else if (strcmp(argv[1], "norm") == 0 && size == 4 && argc >= 3)
     case_norm(argv[2]);
   else if (strcmp(argv[1], "divide") == 0 && size == 8)

@@ -63,6 +63,9 @@ static void create(const sizes_t *s, int experts, tiny_t *tiny)
   tiny_give(&given, "model.hidden_size=%d", s->hidden);
   tiny_give(&given, "model.intermediate_size=%d", s->inner);
   tiny_give(&given, "model.num_hidden_layers=1");
+  /* a head of at most 32: no width of heads is the limit here */
+  tiny_give(&given, "model.num_attention_heads=%d",
+            s->hidden > 32 ? s->hidden / 32 : 1);
   tiny_give(&given, "moe.num_experts=%d", experts);
   tiny_give(&given, "moe.k=1");
   tiny_give(&given, "bf16.enabled=true");
@@ -209,11 +212,11 @@ int main(int argc, char **argv)
     s.hidden = atoi(argv[3]);
     s.inner = atoi(argv[4]);
   }
-  if (world != 1 || (argc != 2 && argc != 5) || s.experts < 3 ||
+  if (world != 1 || (argc != 2 && argc != 5) || s.experts < 6 ||
       s.experts > MAX_EXPERTS) {
     fprintf(stderr,
             "usage: rank_experts DEVICE [EXPERTS HIDDEN INNER], on one "
-            "rank, 3 to %d experts\n",
+            "rank, 6 to %d experts\n",
             MAX_EXPERTS);
     MPI_Finalize();
     return 2;

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # An installed moezero is enough: every public header is there and compiles, and
-# apps/own_model.c compiles and links through pkg-config alone.
+# apps/own_model.c and apps/vector_moe.c compile and link through pkg-config
+# alone.
 # Usage: install.sh ROOT BUILD PREFIX CC
 set -eu
 root=$1 build=$2 prefix=$3 cc=$4
@@ -24,14 +25,18 @@ cflags=$(pkg-config --cflags moezero)
 libs=$(pkg-config --libs moezero)
 
 # away from the source tree, so that nothing of it can be found
-cp "$root/apps/own_model.c" "$dest/own_model.c"
+cp "$root/apps/own_model.c" "$root/apps/vector_moe.c" \
+  "$root/apps/vector_data.c" "$root/apps/vector_data.h" "$dest"
 sed 's/.*/#include <&>/' "$dest/found" >"$dest/all.c"
 cd "$dest"
 # shellcheck disable=SC2086 # lists of words
-for source in all.c own_model.c; do
+for source in all.c own_model.c vector_moe.c vector_data.c; do
   $cc -std=c11 -Wall -Wextra -Werror $cflags -c "$source"
 done
 # shellcheck disable=SC2086
 $cc own_model.o -o own_model $libs
-test -x own_model
-echo "$(wc -l <found) headers and a program of its own on an installed moezero"
+# shellcheck disable=SC2086
+$cc vector_moe.o vector_data.o -o vector_moe $libs
+test -x own_model && test -x vector_moe
+echo "$(wc -l <found) headers and two programs of their own on an installed" \
+  "moezero"

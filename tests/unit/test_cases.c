@@ -43,6 +43,16 @@ Test(cases, ranks_of_different_length_have_one_capacity)
   expect_right(2, "rank_cases", "ragged");
 }
 
+Test(cases, a_rank_of_the_experts_without_a_token_stops_nothing)
+{
+  expect_right(2, "rank_cases", "empty");
+}
+
+Test(cases, strength_of_the_balance_loss_does_not_depend_on_the_layout)
+{
+  expect_right(4, "rank_aux", "");
+}
+
 Test(cases, gradients_do_not_depend_on_ep_size_or_stage)
 {
   expect_right(4, "rank_updates", "gradients");

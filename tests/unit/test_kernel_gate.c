@@ -2,6 +2,8 @@
 /* The gate on the CPU: cases worked by hand and a plain reference. */
 #include "gate_case.h"
 
+#include "plan/plan.h"
+
 #include <omp.h>
 
 Test(gate_golden, top1_by_position_drops_the_later_tokens)
@@ -354,6 +356,90 @@ Test(gate, all_tokens_to_one_expert)
     for (int t = 0; t < 20; t++) /* equal keys: the earlier token stays */
       if (policy != MZ_DROP_RANDOM) cr_assert_eq(c.gate.row[t], t < 5 ? t : -1);
     teardown(&c);
+  }
+}
+
+/* --- dropping by probability where every logit is negative --- */
+
+enum { MANY = 64, OF = 8, TWO = 2 };
+
+/* Logits in [-9, -5), plus a shift; multiples of 2^-10, so that the shift does
+ * not round them. */
+static void setup_negative(gate_case_t *c, double factor, float shift)
+{
+  mz_random_t random = {18, 0, 0};
+
+  setup(c, MANY, OF, TWO, OF);
+  for (int64_t i = 0; i < MANY * OF; i++) {
+    float u = mz_random_uniform(&random, (uint64_t)i);
+    c->x[i] = -9.0f + floorf(u * 4096.0f) / 1024.0f + shift;
+  }
+  for (int e = 0; e < OF; e++)
+    c->w[(OF + 1) * e] = 1.0f;
+  c->gate.policy = MZ_DROP_PROBS;
+  c->gate.capacity = (int32_t)mz_route_capacity(MANY, OF, TWO, factor, 0);
+}
+
+/* Routes of the same expert that have the better gate, or an equal one of an
+ * earlier token. */
+static int before(const mz_gate_t *g, int64_t r)
+{
+  int32_t e = g->expert[r];
+  float gate = g->probs[r / TWO * OF + e];
+  int num = 0;
+
+  for (int64_t o = 0; o < MANY * TWO; o++) {
+    float other = g->probs[o / TWO * OF + e];
+
+    num += g->expert[o] == e && (other > gate || (other == gate && o < r));
+  }
+  return num;
+}
+
+static void expect_most_probable(const gate_case_t *c)
+{
+  const mz_gate_t *g = &c->gate;
+  int64_t kept = 0, wanted = 0;
+
+  for (int64_t r = 0; r < MANY * TWO; r++) {
+    cr_assert_eq(g->row[r] >= 0, before(g, r) < g->capacity, "route %d",
+                 (int)r);
+    kept += g->row[r] >= 0;
+  }
+  for (int e = 0; e < OF; e++) {
+    int64_t routed = c->stats[MZ_STATS_ROUTED(OF) + e];
+    wanted += routed < g->capacity ? routed : g->capacity;
+  }
+  cr_assert_eq(kept, wanted);
+}
+
+Test(gate, negative_logits_drop_the_least_probable_alone)
+{
+  static const double factors[] = {8.0, 1.0};
+  static const int32_t capacities[] = {128, 16};
+
+  for (int i = 0; i < 2; i++) {
+    gate_case_t c, shifted;
+    int64_t kept = 0;
+
+    setup_negative(&c, factors[i], 0);
+    setup_negative(&shifted, factors[i], 100);
+    cr_assert_eq(c.gate.capacity, capacities[i]);
+    run(&c);
+    run(&shifted);
+    expect_most_probable(&c);
+    for (int e = 0; e < OF; e++)
+      kept += c.gate.kept[e];
+    cr_assert(i == 0 ? kept == MANY * TWO : kept < MANY * TWO, "%d kept",
+              (int)kept);
+    cr_assert_arr_eq(shifted.gate.expert, c.gate.expert,
+                     MANY * TWO * sizeof(int32_t));
+    cr_assert_arr_eq(shifted.gate.row, c.gate.row,
+                     MANY * TWO * sizeof(int32_t));
+    cr_assert_arr_eq(shifted.gate.weight, c.gate.weight,
+                     MANY * TWO * sizeof(float));
+    teardown(&c);
+    teardown(&shifted);
   }
 }
 

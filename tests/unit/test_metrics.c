@@ -8,8 +8,8 @@
 
 static const int64_t routed[2][4] = {{10, 2, 2, 2}, {4, 4, 4, 4}};
 static const int64_t kept[2][4] = {{5, 2, 2, 2}, {4, 4, 4, 4}};
-static const mz_expert_load_t loads[2] = {{4, routed[0], kept[0]},
-                                          {4, routed[1], kept[1]}};
+static const mz_expert_load_t loads[2] = {{4, routed[0], kept[0], 0, 256},
+                                          {4, routed[1], kept[1], 3, 512}};
 static const mz_named_number_t times[2] = {{"compute", 1.5}, {"wait", 0.25}};
 static const mz_named_number_t parts[2] = {{"gaps", 0.5},
                                            {"attention.linear", 3}};
@@ -34,6 +34,11 @@ static mz_metrics_t example(void)
                     .num_parts = 2,
                     .experts = loads,
                     .num_moes = 2,
+                    .expert_window = MZ_LOAD_WINDOW,
+                    .exchange_bytes = 4096,
+                    .planned_exchange_bytes = 8192,
+                    .exchange_ms = 8,
+                    .exposed_ms = 2,
                     .bytes = bytes,
                     .num_bytes = 1};
   return m;
@@ -88,6 +93,41 @@ Test(metrics, every_field_is_one_line_of_json)
   cr_assert_eq(json_integer_value(json_array_get(counts, 0)), 5);
   cr_assert_eq(json_array_size(json_object_get(json, "expert_counts")), 2);
   cr_assert_null(json_object_get(json, "param_hash"));
+  json_decref(json);
+}
+
+static double of_layer(const json_t *json, const char *name, size_t layer)
+{
+  const json_t *list = json_object_get(json, name);
+
+  cr_assert_eq(json_array_size(list), 2, "%s", name);
+  return json_number_value(json_array_get(list, layer));
+}
+
+/* Of 16 routes 10, 2, 2, 2 the mean is 4: (1.5^2 + 3 * 0.5^2) / 4 = 0.75. */
+Test(metrics, every_layer_has_its_load)
+{
+  mz_metrics_t m = example();
+  json_t *json = written(&m, 0), *bytes_read;
+
+  cr_assert_eq(of_layer(json, "expert_dropped", 0), 5.0 / 16);
+  cr_assert_eq(of_layer(json, "expert_dropped", 1), 0);
+  cr_assert_eq(of_layer(json, "expert_variance", 0), 0.75);
+  cr_assert_eq(of_layer(json, "expert_variance", 1), 0);
+  cr_assert_eq(of_layer(json, "expert_largest", 0), 2.5);
+  cr_assert_eq(of_layer(json, "expert_largest", 1), 1);
+  cr_assert_eq(of_layer(json, "expert_dead", 0), 0);
+  cr_assert_eq(of_layer(json, "expert_dead", 1), 3);
+  cr_assert_eq(of_layer(json, "routing_bytes", 0), 256);
+  cr_assert_eq(of_layer(json, "routing_bytes", 1), 512);
+  cr_assert_eq(real(json, "expert_window"), MZ_LOAD_WINDOW);
+  bytes_read = json_object_get(json, "exchange_bytes");
+  cr_assert_eq(real(bytes_read, "sent"), 4096);
+  cr_assert_eq(real(bytes_read, "planned"), 8192);
+  bytes_read = json_object_get(json, "exchange_ms");
+  cr_assert_eq(real(bytes_read, "under_way"), 8);
+  cr_assert_eq(real(bytes_read, "exposed"), 2);
+  cr_assert_eq(real(json, "exchange_exposed"), 0.25);
   json_decref(json);
 }
 
@@ -153,7 +193,10 @@ Test(metrics, progress_shows_step_loss_rate_time_left_and_load)
 
   mz_metrics_progress(&m, 500, 65.2, text, sizeof text);
   cr_assert_str_eq(text, "step 3/500  loss 0.3000  lr 1.00e-03  7912 tokens/s"
-                         "  ETA 1:05  load 2.50 1.00");
+                         "  ETA 1:05  load 2.50 1.00  dropped 15.6%  dead 3");
+  m.expert_window--; /* too early to tell */
+  mz_metrics_progress(&m, 500, 65.2, text, sizeof text);
+  cr_assert_null(strstr(text, "dead"));
   m.num_moes = 0;
   mz_metrics_progress(&m, 500, 3725, text, sizeof text);
   cr_assert(strstr(text, "  ETA 1:02:05"));

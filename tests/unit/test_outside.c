@@ -71,7 +71,8 @@ Test(outside, memory_and_messages_are_as_planned_on_3_ranks)
 Test(outside, memory_and_messages_are_as_planned_in_pieces)
 {
   static const char *const words[] = {
-      "moe.ep_size=2 comm.piece_bytes=4096 moe.overlap_chunks=2",
+      "moe.ep_size=2 comm.piece_bytes=4096 moe.num_experts=8 "
+      "moe.overlap_chunks=4 moe.saved_rows=0.25",
       "moe.ep_size=2 debug.poison=true " ZERO
       "stage3_max_reuse_distance=0 " ZERO
       "stage3_param_persistence_threshold=0",
