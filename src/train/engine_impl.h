@@ -58,7 +58,10 @@ struct mz_engine {
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
   mz_device_t *device;
-  int32_t sharing; /* ranks on this device */
+  int32_t sharing;              /* ranks on this device */
+  bool stream_waits;            /* in a step with comm.wait stream */
+  uint8_t *known[MZ_NUM_WALKS]; /* by operation: all that it uses was loaded */
+  int32_t ahead; /* operations since the stream was last told to wait */
   mz_kernels_t *kernels;
   mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;
@@ -109,7 +112,9 @@ struct mz_engine {
  * Collective. */
 mz_status_t mz_engine_open_device(mz_engine_t *engine);
 
-/* walk.c: operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
+/* walk.c: before anything that changes what operations use (algorithms). */
+void mz_engine_forget_known(mz_engine_t *engine);
+/* Operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
  * when the walk cannot go on; a failed computation only sets engine->status. */
 mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
                            int32_t last);

@@ -8,6 +8,7 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
+#include <math.h>
 #include <moezero/moe.h>
 #include <sched.h>
 #include <string.h>
@@ -332,6 +333,9 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
                   .backend = true,
                   .timed = true};
 
+  /* Its arrays are in use until its last message has ended: the stream may wait
+     for that, and the host be here. */
+  MZ_TRY(mz_comm_wait(engine->comm, engine->tickets[op->entry]));
   w->run = op->run;
   w->round = op->flag ? engine->moes[entry->moe].round : 0;
   if (engine->plan->groups[entry->group].size == 1) return MZ_OK;
@@ -393,6 +397,10 @@ mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
 
   if (engine->plan->groups[entry->group].size == 1)
     return MZ_TRACE(keep_tokens(engine, &engine->token_wires[op->entry]));
+  if (engine->stream_waits) {
+    engine->exposed_ms = NAN; /* the stream waits: the host cannot tell */
+    return MZ_TRACE(mz_comm_wait_on_stream(engine->comm, ticket));
+  }
   if (!engine->device->ops->is_host) {
     wait_covered(engine, ticket);
     idle = now_ms();

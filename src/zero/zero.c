@@ -223,8 +223,11 @@ mz_status_t mz_zero_post(mz_zero_t *zero, int32_t entry)
       mz_comm_post(zero->opts.comm, MZ_LANE_BULK, &msg, &zero->tickets[entry]));
 }
 
-mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry)
+mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry, bool on_stream)
 {
+  if (on_stream)
+    return MZ_TRACE(
+        mz_comm_wait_on_stream(zero->opts.comm, zero->tickets[entry]));
   return MZ_TRACE(mz_comm_wait(zero->opts.comm, zero->tickets[entry]));
 }
 
