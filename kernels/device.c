@@ -11,6 +11,12 @@
 extern const mz_device_ops_t mz_device_ops_cuda;
 #endif
 
+#ifdef MZ_TEST_HOOKS
+static const mz_device_ops_t *stand_in;
+
+void mz_device_stand_in(const mz_device_ops_t *ops) { stand_in = ops; }
+#endif
+
 static mz_status_t find(const char *backend, const mz_device_ops_t **ops_out)
 {
   MZ_REQUIRE(backend, MZ_ERR_ARG, "no backend is named");
@@ -20,6 +26,10 @@ static mz_status_t find(const char *backend, const mz_device_ops_t **ops_out)
   }
   MZ_REQUIRE(strcmp(backend, MZ_BACKEND_CUDA) == 0, MZ_ERR_ARG, "no backend %s",
              backend);
+#ifdef MZ_TEST_HOOKS
+  *ops_out = stand_in;
+  if (stand_in) return MZ_OK;
+#endif
 #ifdef MZ_HAVE_CUDA
   *ops_out = &mz_device_ops_cuda;
   return MZ_OK;
@@ -80,35 +90,44 @@ mz_status_t mz_device_alloc(const mz_device_t *device, int64_t bytes,
                             const char *what, void **out)
 {
   *out = NULL;
+  mz_device_settle(device);
   return MZ_TRACE(device->ops->alloc(device, bytes, what, out));
 }
 
 void mz_device_free(const mz_device_t *device, void *pointer)
 {
-  if (pointer) device->ops->free(device, pointer);
+  if (!pointer) return;
+  mz_device_settle(device);
+  device->ops->free(device, pointer);
 }
 
 mz_status_t mz_device_alloc_host(const mz_device_t *device, int64_t bytes,
                                  const char *what, void **out)
 {
   *out = NULL;
+  mz_device_settle(device);
   return MZ_TRACE(device->ops->alloc_host(device, bytes, what, out));
 }
 
 void mz_device_free_host(const mz_device_t *device, void *pointer)
 {
-  if (pointer) device->ops->free_host(device, pointer);
+  if (!pointer) return;
+  mz_device_settle(device);
+  device->ops->free_host(device, pointer);
 }
 
 mz_status_t mz_stream_create(const mz_device_t *device, mz_stream_t *stream_out)
 {
   *stream_out = NULL;
+  mz_device_settle(device);
   return MZ_TRACE(device->ops->stream_create(device, stream_out));
 }
 
 void mz_stream_destroy(const mz_device_t *device, mz_stream_t stream)
 {
-  if (stream) device->ops->stream_destroy(device, stream);
+  if (!stream) return;
+  mz_device_settle(device);
+  device->ops->stream_destroy(device, stream);
 }
 
 mz_status_t mz_stream_synchronize(const mz_device_t *device, mz_stream_t stream)
@@ -119,12 +138,15 @@ mz_status_t mz_stream_synchronize(const mz_device_t *device, mz_stream_t stream)
 mz_status_t mz_event_create(const mz_device_t *device, mz_event_t *event_out)
 {
   *event_out = NULL;
+  mz_device_settle(device);
   return MZ_TRACE(device->ops->event_create(device, event_out));
 }
 
 void mz_event_destroy(const mz_device_t *device, mz_event_t event)
 {
-  if (event) device->ops->event_destroy(device, event);
+  if (!event) return;
+  mz_device_settle(device);
+  device->ops->event_destroy(device, event);
 }
 
 mz_status_t mz_event_record(const mz_device_t *device, mz_event_t event,
@@ -142,6 +164,19 @@ mz_status_t mz_event_done(const mz_device_t *device, mz_event_t event,
 mz_status_t mz_event_wait(const mz_device_t *device, mz_event_t event)
 {
   return MZ_TRACE(device->ops->event_wait(device, event));
+}
+
+mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
+                                const uint32_t *flag, uint32_t value)
+{
+  MZ_REQUIRE(device->ops->stream_wait_flag, MZ_ERR_UNSUPPORTED,
+             "no stream of %s waits for a flag", device->ops->name);
+  return MZ_TRACE(device->ops->stream_wait_flag(device, stream, flag, value));
+}
+
+void mz_device_settle(const mz_device_t *device)
+{
+  if (device->settle) device->settle(device->settle_ctx);
 }
 
 mz_status_t mz_device_copy(const mz_device_t *device, void *dst,
@@ -170,12 +205,15 @@ mz_status_t mz_device_used(const mz_device_t *device, int64_t *bytes_out)
 mz_status_t mz_timer_create(const mz_device_t *device, mz_timer_t *timer_out)
 {
   *timer_out = NULL;
+  mz_device_settle(device);
   return MZ_TRACE(device->ops->timer_create(device, timer_out));
 }
 
 void mz_timer_destroy(const mz_device_t *device, mz_timer_t timer)
 {
-  if (timer) device->ops->timer_destroy(device, timer);
+  if (!timer) return;
+  mz_device_settle(device);
+  device->ops->timer_destroy(device, timer);
 }
 
 mz_status_t mz_timer_mark(const mz_device_t *device, mz_timer_t timer,

@@ -50,6 +50,9 @@ typedef struct mz_device_ops {
   mz_status_t (*event_done)(const mz_device_t *device, mz_event_t event,
                             bool *done_out);
   mz_status_t (*event_wait)(const mz_device_t *device, mz_event_t event);
+  /* NULL: no stream of the backend waits */
+  mz_status_t (*stream_wait_flag)(const mz_device_t *device, mz_stream_t stream,
+                                  const uint32_t *flag, uint32_t value);
   mz_status_t (*copy)(const mz_device_t *device, void *dst, const void *src,
                       int64_t bytes, mz_stream_t stream);
   mz_status_t (*upload)(const mz_device_t *device, void *dst, const void *src,
@@ -68,11 +71,18 @@ typedef struct mz_device_ops {
 struct mz_device {
   const mz_device_ops_t *ops;
   int index;
-  mz_stream_t stream;  /* of the computation */
-  char name[96];       /* for messages: "NVIDIA H200" */
-  uint8_t uuid[16];    /* zeros on the CPU */
-  int64_t total_bytes; /* of the card; 0 on the CPU */
+  mz_stream_t stream;        /* of the computation */
+  char name[96];             /* for messages: "NVIDIA H200" */
+  uint8_t uuid[16];          /* zeros on the CPU */
+  int64_t total_bytes;       /* of the card; 0 on the CPU */
+  void (*settle)(void *ctx); /* of mz_device_settle; NULL: nothing waits */
+  void *settle_ctx;
 };
+
+#ifdef MZ_TEST_HOOKS
+/** A test's devices stand in for those of MZ_BACKEND_CUDA; NULL: no more. */
+void mz_device_stand_in(const mz_device_ops_t *ops);
+#endif
 
 /** Devices of a backend. @return MZ_OK with at least 1; MZ_ERR_UNSUPPORTED with
  * the reason: not compiled in, no driver, no device. */
@@ -113,6 +123,21 @@ mz_status_t mz_event_record(const mz_device_t *device, mz_event_t event,
 mz_status_t mz_event_done(const mz_device_t *device, mz_event_t event,
                           bool *done_out);
 mz_status_t mz_event_wait(const mz_device_t *device, mz_event_t event);
+
+/** Later work of @p stream starts when the host has written @p value, or a
+ * number up to 2^31 after it, to @p flag in host memory of the device. Until
+ * then mz_device_settle holds. @return also MZ_ERR_UNSUPPORTED (CPU). */
+mz_status_t mz_stream_wait_flag(const mz_device_t *device, mz_stream_t stream,
+                                const uint32_t *flag, uint32_t value);
+
+/**
+ * Returns when no stream waits for a flag any more, as whoever makes streams
+ * wait has set it up (device->settle). Called before all that may wait for the
+ * whole device, or keep other threads from using it meanwhile: memory, streams
+ * and events that come and go (the functions here do it), a kernel's or an
+ * algorithm's first use. On the thread that computes.
+ */
+void mz_device_settle(const mz_device_t *device);
 
 /** Copies between any two of backend memory, host memory of the device and
  * ordinary memory; with the last it returns when the copy is done. */

@@ -115,6 +115,12 @@ typedef struct mz_kernels_opts {
   mz_spans_t *spans; /* times each operation; borrowed until destroy; or NULL */
 } mz_kernels_opts_t;
 
+#ifdef MZ_TEST_HOOKS
+/** A test's operations, fp32, for the devices of mz_device_stand_in; NULL: no
+ * more. */
+void mz_kernels_stand_in(const mz_kernels_ops_t *ops);
+#endif
+
 /** @return MZ_OK, MZ_ERR_ARG (no device), MZ_ERR_UNSUPPORTED (no such dtype
  * there), MZ_ERR_NOMEM, MZ_ERR_CUDA. Not collective. */
 mz_status_t mz_kernels_create(const mz_kernels_opts_t *opts,

@@ -39,7 +39,10 @@ typedef struct mz_adamw {
   mz_dtype_t out_dtype;
 } mz_adamw_t;
 
-/* out[i] (+)= sum over r of in[r * stride + i], in order of r, fp32 adds. */
+/* out[i] (+)= sum of the ranks' numbers, in the order of the ranks, fp32 adds.
+ * Those of rank `place` are own[i], the others' stand in `in`, in[j * stride +
+ * i] for the j-th of them; without own all ranks stand in `in`. own may be out.
+ */
 typedef struct mz_reduce_ranks {
   int32_t num_ranks;
   int64_t n, stride; /* elements of in_dtype */
@@ -47,6 +50,8 @@ typedef struct mz_reduce_ranks {
   mz_dtype_t in_dtype;
   float *out;
   int accumulate;
+  const void *own; /* NULL, or [n] of in_dtype */
+  int32_t place;   /* in [0, num_ranks) with own */
 } mz_reduce_ranks_t;
 
 /* out[0] = sum of squares of the stretches' grad, in an order that depends on

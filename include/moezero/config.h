@@ -164,8 +164,15 @@ typedef struct mz_train_config {
   double max_minutes; /* 0: no limit; stops after the step that passes it */
 } mz_train_config_t;
 
+/** Who waits for a message that kernels read. */
+typedef enum mz_wait {
+  MZ_WAIT_HOST,
+  MZ_WAIT_STREAM /* the GPU's stream: the host goes on */
+} mz_wait_t;
+
 typedef struct mz_comm_config {
   bool thread;
+  mz_wait_t wait;
   int64_t piece_bytes;
 } mz_comm_config_t;
 

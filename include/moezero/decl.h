@@ -280,10 +280,17 @@ mz_status_t mz_decl_branch(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
 mz_status_t mz_decl_end(mz_decl_t *decl, mz_pass_t pass);
 
 /**
- * Inside a round: token rows travel over the expert-parallel group. The token
- * side holds rows in *send order* (ascending global expert; within an expert
- * ascending route), all of the layer's, T * k at most. The expert side holds
- * one window: rows *source-major*, and within a source in send order.
+ * Inside a round: token rows travel over the expert-parallel group. Dispatches
+ * at the beginning of a round and returns at its end travel while other steps
+ * compute: the first dispatch leaves right behind the counts, or behind the
+ * last step before the runs that writes what it sends; the last return is
+ * waited for before the next step that touches what it fills. Steps between
+ * them run meanwhile, and experts of other runs. A step inside of the rounds
+ * that touches the token side makes every exchange wait where it is declared.
+ *
+ * The token side holds rows in *send order* (ascending global expert; within an
+ * expert ascending route), all of the layer's, T * k at most. The expert side
+ * holds one window: rows *source-major*, and within a source in send order.
  * @param send, recv  Buffers of equal width and dtype; for MZ_DISPATCH send is
  *                    the token side, for MZ_RETURN recv is.
  * @return also MZ_ERR_SHAPE: widths or dtypes that differ.

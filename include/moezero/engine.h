@@ -74,6 +74,9 @@ typedef struct mz_step_result {
      stay with their rank, there and back, forward and backward; nothing in a
      group of one rank */
   int64_t exchange_bytes;
+  /* of this rank, over the step: tokens were under way; of it the device waited
+     for them with nothing else to do */
+  double exchange_ms, exposed_ms;
 } mz_step_result_t;
 
 /**

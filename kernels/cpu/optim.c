@@ -99,19 +99,32 @@ static void add_range(float *restrict sum, const float *restrict x, int64_t n)
     sum[i] += x[i];
 }
 
+/* A rank's numbers begin at element *at_out of the array. */
+static const void *numbers_of(const mz_reduce_ranks_t *a, int64_t rank,
+                              int64_t *at_out)
+{
+  bool own = a->own && rank == a->place;
+
+  *at_out = own ? 0 : (rank - (a->own && rank > a->place)) * a->stride;
+  return own ? a->own : a->in;
+}
+
 /* Elements [at, at + n) of the result, n <= PIECE. */
 static void reduce_piece(const mz_reduce_ranks_t *a, int64_t at, int64_t n)
 {
   float sum[PIECE], other[PIECE];
+  int64_t first;
+  const void *in = numbers_of(a, 0, &first);
 
-  mz_cpu_widen(a->in_dtype, sum, a->in, at, n);
+  mz_cpu_widen(a->in_dtype, sum, in, first + at, n);
   for (int64_t r = 1; r < a->num_ranks; r++) {
     const float *x = other;
 
+    in = numbers_of(a, r, &first);
     if (a->in_dtype == MZ_F32)
-      x = (const float *)a->in + r * a->stride + at;
+      x = (const float *)in + first + at;
     else
-      mz_cpu_widen(a->in_dtype, other, a->in, r * a->stride + at, n);
+      mz_cpu_widen(a->in_dtype, other, in, first + at, n);
     add_range(sum, x, n);
   }
   if (a->accumulate)
@@ -130,6 +143,9 @@ mz_status_t mz_k_reduce_ranks_cpu(const mz_kernels_t *kernels,
              a->num_ranks);
   MZ_REQUIRE(mz_cpu_is_float(a->in_dtype), MZ_ERR_UNSUPPORTED,
              "reduce_ranks: no input of dtype %d", (int)a->in_dtype);
+  MZ_REQUIRE(!a->own || (a->place >= 0 && a->place < a->num_ranks), MZ_ERR_ARG,
+             "reduce_ranks: place %" PRId32 " of %" PRId32, a->place,
+             a->num_ranks);
 #pragma omp parallel for schedule(static) if (a->n > PIECE)
   for (int64_t at = 0; at < a->n; at += PIECE)
     reduce_piece(a, at, mz_min_i64(PIECE, a->n - at));

@@ -236,6 +236,7 @@ static plan *find_or_make(const mz_kernels_t *kernels, mz_cuda_cudnn_t *cudnn,
   plan *p = find(cudnn, h, grad, deterministic);
 
   if (p || cudnn->num_plans == MAX_PLANS) return p;
+  mz_device_settle(kernels->device); /* the library loads */
   p = &cudnn->plans[cudnn->num_plans++];
   p->batch = h.batch;
   p->sequence = h.sequence;

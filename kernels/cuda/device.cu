@@ -2,6 +2,7 @@
 /* A GPU as a device: memory, streams, events. Contracts: kernels/device.h. */
 #include "kernels/cuda/cuda.h"
 
+#include <cuda.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -47,6 +48,22 @@ static void stream_destroy(const mz_device_t *device, mz_stream_t stream)
   cudaStreamDestroy(mz_cuda_stream(stream));
 }
 
+/* Streams of one priority share a few queues of the hardware, and what waits in
+ * one holds up the others of its queue. The computation's stream may wait for a
+ * message, those of MPI that bring it must not stand behind: so its priority is
+ * its own. */
+static mz_status_t create_main_stream(mz_device_t *device)
+{
+  cudaStream_t stream;
+  int least, greatest;
+
+  MZ_CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+  MZ_CUDA(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest));
+  device->stream = stream;
+  return MZ_OK;
+}
+
 static mz_status_t open_device(mz_device_t *device)
 {
   cudaDeviceProp prop;
@@ -60,8 +77,7 @@ static mz_status_t open_device(mz_device_t *device)
   snprintf(device->name, sizeof device->name, "%.95s", prop.name);
   memcpy(device->uuid, prop.uuid.bytes, sizeof device->uuid);
   device->total_bytes = (int64_t)prop.totalGlobalMem;
-  MZ_TRY(stream_create(device, &device->stream));
-  return MZ_OK;
+  return MZ_TRACE(create_main_stream(device));
 }
 
 static void close_device(mz_device_t *device)
@@ -184,6 +200,45 @@ static mz_status_t event_wait(const mz_device_t *device, mz_event_t event)
   return MZ_OK;
 }
 
+/* The driver's function: libcuda is there only where a driver is. */
+typedef CUresult (*wait_value_t)(CUstream, CUdeviceptr, cuuint32_t,
+                                 unsigned int);
+
+static mz_status_t find_wait_value(wait_value_t *out)
+{
+  static wait_value_t wait_value;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSuccess;
+  void *function = NULL;
+
+  if (!wait_value) {
+    MZ_CUDA(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &function,
+                                             12000, cudaEnableDefault, &found));
+    MZ_REQUIRE(function && found == cudaDriverEntryPointSuccess,
+               MZ_ERR_UNSUPPORTED, "this driver has no cuStreamWaitValue32");
+    wait_value = (wait_value_t)function;
+  }
+  *out = wait_value;
+  return MZ_OK;
+}
+
+static mz_status_t stream_wait_flag(const mz_device_t *device,
+                                    mz_stream_t stream, const uint32_t *flag,
+                                    uint32_t value)
+{
+  wait_value_t wait_value;
+  void *there = NULL;
+  CUresult result;
+
+  (void)device;
+  MZ_TRY(find_wait_value(&wait_value));
+  MZ_CUDA(cudaHostGetDevicePointer(&there, (void *)flag, 0));
+  result = wait_value((CUstream)stream, (CUdeviceptr)there, value,
+                      CU_STREAM_WAIT_VALUE_GEQ);
+  MZ_REQUIRE(result == CUDA_SUCCESS, MZ_ERR_CUDA,
+             "cuStreamWaitValue32: error %d", (int)result);
+  return MZ_OK;
+}
+
 static mz_status_t create_timer(const mz_device_t *device,
                                 mz_timer_t *timer_out)
 {
@@ -283,6 +338,7 @@ extern "C" const mz_device_ops_t mz_device_ops_cuda = {MZ_BACKEND_CUDA,
                                                        event_record,
                                                        event_done,
                                                        event_wait,
+                                                       stream_wait_flag,
                                                        copy,
                                                        upload,
                                                        fill,

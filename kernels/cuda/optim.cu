@@ -322,22 +322,31 @@ extern "C" mz_status_t mz_k_sum_squares_cuda(const mz_kernels_t *kernels,
   return MZ_OK;
 }
 
+/* Where a rank's numbers begin. */
+template <typename T, int N>
+static __device__ __forceinline__ const typename mz_raw<T, N>::type *
+numbers_of(const mz_reduce_ranks_t &a, int32_t rank)
+{
+  typedef typename mz_raw<T, N>::type raw_t;
+
+  if (rank == a.place) return (const raw_t *)a.own;
+  return (const raw_t *)a.in + (rank - (rank > a.place)) * (a.stride / N);
+}
+
 /* Elements [N at, N at + N): the ranks' numbers in order, then the old sum. */
 template <typename T, int N>
 static __device__ __forceinline__ void reduce_at(const mz_reduce_ranks_t &a,
                                                  int64_t at)
 {
-  typedef typename mz_raw<T, N>::type raw_t;
   enum { M = N < 4 ? N : 4 }; /* floats of one access */
   typedef typename mz_raw<float, M>::type out_t;
-  const raw_t *in = (const raw_t *)a.in + at;
   out_t *out = (out_t *)(a.out + at * N);
   float sum[N], x[N];
 
-  mz_widen_raw<T, N>(in[0], sum);
+  mz_widen_raw<T, N>(numbers_of<T, N>(a, 0)[at], sum);
 #pragma unroll 4
   for (int32_t r = 1; r < a.num_ranks; r++) {
-    mz_widen_raw<T, N>(in[r * (a.stride / N)], x);
+    mz_widen_raw<T, N>(numbers_of<T, N>(a, r)[at], x);
 #pragma unroll
     for (int i = 0; i < N; i++)
       sum[i] += x[i];
@@ -379,10 +388,12 @@ template <typename T>
 static void start_reduce(const mz_reduce_ranks_t *a, cudaStream_t stream)
 {
   enum { N = mz_pack<T>::N };
-  bool vector = mz_aligned(a->in) && mz_aligned(a->out) &&
+  mz_reduce_ranks_t all = *a;
+  bool vector = mz_aligned(a->in) && mz_aligned(a->out) && mz_aligned(a->own) &&
                 (a->num_ranks == 1 || a->stride % N == 0);
 
-  reduce_elements<T><<<blocks_of(a->n, N), THREADS, 0, stream>>>(*a, vector);
+  if (!a->own) all.place = a->num_ranks; /* no rank */
+  reduce_elements<T><<<blocks_of(a->n, N), THREADS, 0, stream>>>(all, vector);
 }
 
 extern "C" mz_status_t mz_k_reduce_ranks_cuda(const mz_kernels_t *kernels,
@@ -394,6 +405,9 @@ extern "C" mz_status_t mz_k_reduce_ranks_cuda(const mz_kernels_t *kernels,
              a->num_ranks);
   MZ_REQUIRE(is_float(a->in_dtype), MZ_ERR_UNSUPPORTED,
              "reduce_ranks: no input of dtype %d", (int)a->in_dtype);
+  MZ_REQUIRE(!a->own || (a->place >= 0 && a->place < a->num_ranks), MZ_ERR_ARG,
+             "reduce_ranks: place %" PRId32 " of %" PRId32, a->place,
+             a->num_ranks);
   if (a->n <= 0) return MZ_OK;
   BY_FLOAT(a->in_dtype, start_reduce, a, mz_cuda_stream(stream));
   MZ_LAUNCHED("reduce_ranks");

@@ -22,6 +22,7 @@ static mz_status_t create(const mz_kernels_t *kernels,
   MZ_TRY(
       mz_new(MZ_PRODUCTS_ENTRIES, "choices of products", &products->choices));
   MZ_TRY(mz_new(MZ_PRODUCTS_SLOTS, "choices of products", &products->slots));
+  products->device = kernels->device;
   MZ_CUBLAS(cublasLtCreate(&products->handle));
   MZ_CUDA(cudaGetDevice(&device));
   MZ_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor,
@@ -38,12 +39,6 @@ static mz_status_t create(const mz_kernels_t *kernels,
   MZ_CUDA(cudaEventCreateWithFlags(&products->fork, cudaEventDisableTiming));
   for (int i = 0; i < 2; i++)
     MZ_CUDA(cudaEventCreate(&products->timed[i]));
-  for (int i = 0; i < MZ_PRODUCTS_STREAMS; i++) {
-    MZ_CUDA(
-        cudaStreamCreateWithFlags(&products->stream[i], cudaStreamNonBlocking));
-    MZ_CUDA(
-        cudaEventCreateWithFlags(&products->join[i], cudaEventDisableTiming));
-  }
   return MZ_OK;
 }
 
@@ -91,6 +86,15 @@ extern "C" mz_status_t mz_cuda_products_spread(mz_cuda_products_t *products,
   MZ_REQUIRE(streams >= 1 && streams <= MZ_PRODUCTS_STREAMS, MZ_ERR_ARG,
              "products on %d streams, from 1 to %d are possible", streams,
              (int)MZ_PRODUCTS_STREAMS);
+  mz_device_settle(products->device);
+  /* made when they are wanted: they would share queues with MPI's */
+  for (int i = 0; streams > 1 && i < streams; i++) {
+    if (products->stream[i]) continue;
+    MZ_CUDA(
+        cudaEventCreateWithFlags(&products->join[i], cudaEventDisableTiming));
+    MZ_CUDA(
+        cudaStreamCreateWithFlags(&products->stream[i], cudaStreamNonBlocking));
+  }
   products->streams = streams;
   return MZ_OK;
 }
@@ -382,6 +386,7 @@ static mz_status_t choose(mz_cuda_products_t *products, const mz_product_t *p,
   }
   memset(choice, 0, sizeof *choice);
   choice->key = key;
+  mz_device_settle(products->device); /* the library may load */
   if (products->tune) {
     MZ_TRY(mz_cuda_product_tune(products, p, place, choice));
   } else {
@@ -392,6 +397,15 @@ static mz_status_t choose(mz_cuda_products_t *products, const mz_product_t *p,
   /* A full table only costs time: the search is made again. */
   mz_cuda_product_keep(products, choice);
   return MZ_OK;
+}
+
+/* Before a choice is taken for the first time, which loads its kernels. */
+static void mark_used(mz_cuda_products_t *products, mz_product_choice_t *choice)
+{
+  if (choice->used) return;
+  mz_device_settle(products->device);
+  choice->used = true;
+  mz_cuda_product_keep(products, choice);
 }
 
 /* --- run --- */
@@ -466,6 +480,7 @@ static mz_status_t run_whole(mz_cuda_products_t *products,
 
     MZ_TRY(choose(products, p, place, exact != 0, &choice));
     if (choice.form == MZ_FORM_PARTS) return MZ_OK;
+    mark_used(products, &choice);
     status =
         mz_cuda_product_start(products, p, &problem, &choice.algo, p->d, place);
     if (refused(status)) continue;

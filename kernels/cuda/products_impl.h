@@ -73,10 +73,12 @@ typedef struct mz_product_choice {
   mz_product_key_t key;
   mz_product_form_t form;
   bool timed; /* or imported: it stays */
+  bool used;  /* here: what it needs is loaded */
   cublasLtMatmulAlgo_t algo;
 } mz_product_choice_t;
 
 struct mz_cuda_products {
+  const mz_device_t *device;
   cublasLtHandle_t handle;
   int capability; /* 10 * major + minor */
   char *workspace;

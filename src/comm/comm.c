@@ -331,11 +331,18 @@ int mz_comm_group_rank(const mz_comm_t *comm, int group)
 void mz_comm_position(const mz_comm_t *comm, char *text, size_t text_bytes)
 {
   const mz_ring_t *rings = comm->rings;
+  mz_ticket_t awaited = mz_comm_awaited(comm);
+  int used;
 
-  snprintf(text, text_bytes,
-           "rank %d exchange %" PRIu64 "/%" PRIu64 " bulk %" PRIu64 "/%" PRIu64,
-           comm->rank, (uint64_t)atomic_load(&rings[MZ_LANE_EXCHANGE].started),
-           (uint64_t)atomic_load(&rings[MZ_LANE_EXCHANGE].posted),
-           (uint64_t)atomic_load(&rings[MZ_LANE_BULK].started),
-           (uint64_t)atomic_load(&rings[MZ_LANE_BULK].posted));
+  used = snprintf(
+      text, text_bytes,
+      "rank %d exchange %" PRIu64 "/%" PRIu64 " bulk %" PRIu64 "/%" PRIu64,
+      comm->rank, (uint64_t)atomic_load(&rings[MZ_LANE_EXCHANGE].started),
+      (uint64_t)atomic_load(&rings[MZ_LANE_EXCHANGE].posted),
+      (uint64_t)atomic_load(&rings[MZ_LANE_BULK].started),
+      (uint64_t)atomic_load(&rings[MZ_LANE_BULK].posted));
+  if (awaited.number > 0 && (size_t)used < text_bytes)
+    snprintf(text + used, text_bytes - (size_t)used,
+             ", the stream waits for %s %" PRIu64,
+             mz_comm_lane_name((int)awaited.lane), awaited.number);
 }

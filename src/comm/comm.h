@@ -145,6 +145,7 @@ typedef struct mz_msg {
   mz_status_t (*bind)(void *ctx);
   void *ctx;
   bool backend;  /* send and recv are backend memory of the device */
+  bool timed;    /* counts in mz_comm_take_timed_seconds */
   int64_t bound; /* same on all ranks: no displacement + count of any rank is
                     above it; 0: none is above INT_MAX */
 } mz_msg_t;
@@ -165,6 +166,21 @@ bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket);
 mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
 
 /**
+ * Work that the device's stream gets from now on starts when the message is
+ * done; the host goes on, unless the stream waits for an earlier message still:
+ * then until that is done. Without a thread, without a device that is not the
+ * host's and where the message is done already it is mz_comm_wait. From here to
+ * mz_comm_settle the caller uses nothing of the device for the first time but
+ * after mz_device_settle.
+ * @return as mz_comm_wait as far as is known now, and MZ_ERR_CUDA.
+ */
+mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket);
+
+/** Waits until the device's stream waits for no message. @return as
+ * mz_comm_wait. */
+mz_status_t mz_comm_settle(mz_comm_t *comm);
+
+/**
  * While the ranks wait for a disk: an alarm is raised after @p factor >= 1
  * times watchdog_s, until the next call. Local; 1 is the start.
  */
@@ -182,8 +198,14 @@ mz_status_t mz_comm_min_max(mz_comm_t *comm, int64_t value, int64_t *min_out,
 mz_status_t mz_comm_broadcast(mz_comm_t *comm, void *bytes, int64_t num_bytes,
                               int root);
 
-/** Writes "rank R lane number/posted ..." into @p text: for SIGUSR2. */
+/** Writes "rank R lane number/posted ...", and what the stream waits for, into
+ * @p text: for SIGUSR2. */
 void mz_comm_position(const mz_comm_t *comm, char *text, size_t text_bytes);
+
+/** Seconds in which a message that is to be timed was under way, from its start
+ * on this rank until it was found done, since the last call; several at once
+ * count once. None may be under way. */
+double mz_comm_take_timed_seconds(mz_comm_t *comm);
 
 /** Seconds that callers spent in mz_comm_wait since the last call. */
 double mz_comm_take_wait_seconds(mz_comm_t *comm);

@@ -108,6 +108,7 @@ struct mz_comm {
   mz_comm_opts_t opts;
   mz_device_t *device; /* NULL: messages are ready when they are posted */
   mz_stream_t stream;  /* of own copies in backend memory */
+  uint32_t *flags;     /* of stream.c; NULL: the stream does not wait */
   int rank, size;
   MPI_Comm control;
   mz_comm_group_t *groups;
@@ -123,6 +124,9 @@ struct mz_comm {
   mz_ring_t rings[MZ_NUM_LANES];
   mz_watchdog_t watchdog;
   int64_t moved_ns; /* time of the last start or completion */
+  int num_timed;    /* messages under way that are to be timed */
+  int64_t timed_since_ns;
+  _Atomic int64_t timed_ns; /* read by the caller between them */
   uint32_t polls;
 
   /* The first failure; `failure` is written before `failed`. */
@@ -133,6 +137,15 @@ struct mz_comm {
   _Atomic int64_t wait_ns;
   double wait_s;
   _Atomic int wait_lane;
+
+  /* The message that the device's stream was last told to wait for, written by
+     the caller; number 0: none. `ns` and `lane` are written before `number`. */
+  struct {
+    _Atomic uint64_t number;
+    _Atomic int lane;
+    _Atomic int64_t ns;
+  } awaited;
+
   _Atomic int patience; /* what watchdog_s is multiplied by */
 
   /* The thread; while it does not run, progress is inline. */
@@ -161,6 +174,17 @@ mz_status_t mz_staging_in(mz_comm_t *comm, mz_flight_t *f, int size, int rank);
 /* device.c: events and stream of a device. */
 void mz_comm_leave_device(mz_comm_t *comm);
 
+/* stream.c: waits of the device's stream. */
+mz_status_t mz_comm_make_flags(mz_comm_t *comm);
+/** The stream is done with them first. */
+void mz_comm_free_flags(mz_comm_t *comm);
+/** A message is done. Progressing side. */
+void mz_comm_raise_flag(mz_comm_t *comm, int lane, uint64_t number);
+/** Ends all waits of the stream. Progressing side. */
+void mz_comm_raise_all_flags(mz_comm_t *comm);
+/** What the stream waits for and is not done; number 0: nothing. */
+mz_ticket_t mz_comm_awaited(const mz_comm_t *comm);
+
 /* queue.c */
 int64_t mz_comm_now_ns(void);
 mz_status_t mz_queue_resume(mz_comm_t *comm); /* starts the thread, if wanted */
@@ -181,5 +205,14 @@ void mz_watchdog_destroy(mz_comm_t *comm);
 void mz_watchdog_step(mz_comm_t *comm);
 /** Records the first failure and tells it to the other ranks. */
 void mz_watchdog_fail(mz_comm_t *comm, mz_status_t status, const char *text);
+
+static inline bool mz_comm_is_done(const mz_comm_t *comm, mz_ticket_t ticket)
+{
+  const mz_slot_t *slot =
+      &comm->rings[ticket.lane].slots[ticket.number % MZ_RING];
+
+  return atomic_load_explicit(&slot->done, memory_order_acquire) >=
+         ticket.number;
+}
 
 #endif

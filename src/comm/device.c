@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /**
  * Messages of a device: its events, the trial of its pointers, and which ranks
- * share a machine. All calls here are made while the thread is paused.
+ * share a machine. All calls here are made while the thread is paused. The
+ * waits of its stream are in stream.c.
  */
 #include "comm/comm_impl.h"
 
@@ -23,12 +24,14 @@ static mz_status_t make_events(mz_comm_t *comm)
     for (int i = 0; i < MZ_MAX_FLIGHT; i++)
       MZ_TRY(mz_event_create(comm->device, &ring->flights[i].copied));
   }
+  MZ_TRY(mz_comm_make_flags(comm));
   return MZ_TRACE(mz_stream_create(comm->device, &comm->stream));
 }
 
 void mz_comm_leave_device(mz_comm_t *comm)
 {
   if (!comm->device) return;
+  mz_comm_free_flags(comm);
   mz_staging_destroy(comm);
   for (int lane = 0; lane < MZ_NUM_LANES; lane++) {
     mz_ring_t *ring = &comm->rings[lane];

@@ -26,21 +26,26 @@ int64_t mz_comm_now_ns(void)
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static bool is_done(mz_comm_t *comm, mz_ticket_t ticket)
-{
-  mz_slot_t *slot = &comm->rings[ticket.lane].slots[ticket.number % MZ_RING];
-
-  return atomic_load_explicit(&slot->done, memory_order_acquire) >=
-         ticket.number;
-}
-
 /* Progressing side: the messages. */
+
+/* A message that is to be timed starts (+1) or ends (-1). */
+static void count_timed(mz_comm_t *comm, int change)
+{
+  int64_t now = mz_comm_now_ns();
+
+  if (comm->num_timed == 0) comm->timed_since_ns = now;
+  comm->num_timed += change;
+  if (comm->num_timed == 0)
+    atomic_fetch_add(&comm->timed_ns, now - comm->timed_since_ns);
+}
 
 static void finish(mz_comm_t *comm, int lane, mz_flight_t *flight)
 {
   mz_ring_t *ring = &comm->rings[lane];
   mz_slot_t *slot = &ring->slots[flight->number % MZ_RING];
 
+  if (flight->msg->timed) count_timed(comm, -1);
+  mz_comm_raise_flag(comm, lane, flight->number);
   atomic_store_explicit(&slot->done, flight->number, memory_order_release);
   flight->number = 0;
   ring->num_flight--;
@@ -70,6 +75,7 @@ static mz_status_t start_next(mz_comm_t *comm, int lane, uint64_t number)
   while (flight->number) /* one is free: num_flight < max_flight */
     flight++;
   if (msg->bind) MZ_TRY(msg->bind(msg->ctx));
+  if (msg->timed) count_timed(comm, 1);
   flight->msg = msg;
   MZ_TRY(mz_wire_start(comm, lane, flight));
   flight->number = number;
@@ -85,7 +91,7 @@ static mz_status_t is_ready(mz_comm_t *comm, const mz_slot_t *slot,
 {
   mz_ticket_t after = slot->msg.after;
 
-  *ready_out = !after.number || is_done(comm, after);
+  *ready_out = !after.number || mz_comm_is_done(comm, after);
   if (!*ready_out || !comm->device) return MZ_OK;
   return MZ_TRACE(mz_event_done(comm->device, slot->ready, ready_out));
 }
@@ -282,7 +288,7 @@ mz_status_t mz_comm_post(mz_comm_t *comm, mz_lane_t lane, const mz_msg_t *msg,
 bool mz_comm_done(mz_comm_t *comm, mz_ticket_t ticket)
 {
   if (!comm->running) mz_queue_progress(comm);
-  return atomic_load(&comm->failed) || is_done(comm, ticket);
+  return atomic_load(&comm->failed) || mz_comm_is_done(comm, ticket);
 }
 
 static void wait_until_done(mz_comm_t *comm, mz_ticket_t ticket)
@@ -305,8 +311,13 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
   MZ_REQUIRE(ticket.number <= atomic_load(&comm->rings[ticket.lane].posted),
              MZ_ERR_ARG, "message %" PRIu64 " of the %s lane is not posted",
              ticket.number, mz_comm_lane_name((int)ticket.lane));
-  if (!is_done(comm, ticket)) wait_until_done(comm, ticket);
+  if (!mz_comm_is_done(comm, ticket)) wait_until_done(comm, ticket);
   return MZ_TRACE(check_failed(comm));
+}
+
+double mz_comm_take_timed_seconds(mz_comm_t *comm)
+{
+  return 1e-9 * (double)atomic_exchange(&comm->timed_ns, 0);
 }
 
 double mz_comm_take_wait_seconds(mz_comm_t *comm)

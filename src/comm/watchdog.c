@@ -99,6 +99,7 @@ static void record_failure(mz_comm_t *comm, mz_status_t status,
 {
   snprintf(comm->failure, sizeof comm->failure, "%s", text);
   atomic_store_explicit(&comm->failed, (int)status, memory_order_release);
+  mz_comm_raise_all_flags(comm);
 }
 
 static void tell_verdict(mz_comm_t *comm)
@@ -239,11 +240,20 @@ static void write_verdict(mz_comm_t *comm, char *text, size_t bytes)
              (uint64_t)atomic_load(&comm->rings[first].started));
 }
 
+/* When the caller, or else the device's stream, began to wait; 0: none does. */
+static int64_t waiting_since(const mz_comm_t *comm)
+{
+  int64_t since = atomic_load(&comm->wait_ns);
+
+  if (since != 0 || mz_comm_awaited(comm).number == 0) return since;
+  return atomic_load(&comm->awaited.ns);
+}
+
 static void raise_alarm(mz_comm_t *comm)
 {
   mz_watchdog_t *dog = &comm->watchdog;
   int64_t now = mz_comm_now_ns();
-  int64_t since = atomic_load(&comm->wait_ns);
+  int64_t since = waiting_since(comm);
 
   if (!dog->asked) {
     double limit_s = comm->opts.watchdog_s * atomic_load(&comm->patience);

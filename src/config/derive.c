@@ -167,6 +167,14 @@ static mz_status_t check_zero(const mz_zero_config_t *zero)
   return MZ_OK;
 }
 
+static mz_status_t check_comm(const mz_comm_config_t *comm)
+{
+  MZ_REQUIRE(comm->wait == MZ_WAIT_HOST || comm->thread, MZ_ERR_CONFIG,
+             "comm.wait \"stream\" needs comm.thread true: while the stream "
+             "waits nobody else would make progress");
+  return MZ_OK;
+}
+
 static mz_status_t check_fault(const char *fault)
 {
   static const char *const kinds[] = {"oom", "late", "stall", "exit"};
@@ -209,5 +217,6 @@ mz_status_t mz_config_derive(mz_config_t *config)
   MZ_TRY(derive_scheduler(config));
   derive_types(config);
   MZ_TRY(check_zero(&config->values.zero));
+  MZ_TRY(check_comm(&config->values.comm));
   return MZ_TRACE(check_fault(config->values.debug.fault));
 }

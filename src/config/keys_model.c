@@ -175,7 +175,9 @@ static const mz_key_t rows[] = {
              "Without dropping: rows of the pool, as a multiple of balanced "
              "ones"),
     MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 1, MZ_INT_MAX,
-           "Runs of experts that an exchange is cut in"),
+           "Runs of experts that an exchange is cut in: one computes while the "
+           "tokens of the next and of the one before travel; from 2 on some "
+           "buffers are there twice, no bit changes"),
     MZ_LATER("moe.expert_cache", INT, "null", "Experts kept on the device"),
 };
 

@@ -13,7 +13,7 @@ static const mz_choice_t recomputes[] = {{"none", 0},
                                          {"full", MZ_CHOICE_LATER},
                                          {NULL, 0}};
 static const mz_choice_t waits[] = {
-    {"host", 0}, {"stream", MZ_CHOICE_LATER}, {NULL, 0}};
+    {"host", MZ_WAIT_HOST}, {"stream", MZ_WAIT_STREAM}, {NULL, 0}};
 static const mz_choice_t dtypes[] = {
     {"fp32", 0}, {"bf16", 1}, {"fp16", 2}, {NULL, 0}};
 static const mz_choice_t tags[] = {
@@ -84,8 +84,9 @@ static const mz_key_t rows[] = {
 
     MZ_BOOL("comm.thread", comm.thread, "true",
             "A communication thread; false: progress inside the step"),
-    MZ_LATER_CHOICE("comm.wait", "\"host\"", waits,
-                    "Who waits for a message: the host or the stream"),
+    MZ_CHOICE("comm.wait", comm.wait, "\"host\"", waits,
+              "Who waits for tokens, weights and gradients: the host, or (with "
+              "comm.thread, on GPUs) the GPU's stream"),
     MZ_INT("comm.piece_bytes", comm.piece_bytes, "33554432", 4, INFINITY,
            "Bytes of a piece of bulk data"),
     MZ_LATER("comm.flat_limit", INT, "null",

@@ -10,7 +10,10 @@
  *
  * send is one buffer for all that is in send order: a row returns to the place
  * it was dispatched from, after that dispatch has ended, and the rows of
- * different rounds are disjoint. */
+ * different rounds and runs are disjoint. So the plan may post the first
+ * dispatches right behind the counts (backward: behind combine_grad) and wait
+ * for the last returns before combine (route_grad): what is declared between
+ * them and touches no exchanged buffer computes meanwhile. */
 #include "moe/moe_layer_impl.h"
 
 #include "base/alloc.h"

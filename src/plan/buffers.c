@@ -208,10 +208,35 @@ static mz_status_t add_engine(mz_plan_t *p)
 mz_status_t mz_plan_make_buffers(mz_plan_t *plan)
 {
   MZ_TRY(mz_new(plan->decl->num_buffers, "buffer ids", &plan->buffer_of_decl));
+  MZ_TRY(mz_new(plan->decl->num_buffers, "twin ids", &plan->twin_of_decl));
+  for (int64_t i = 0; i < plan->decl->num_buffers; i++)
+    plan->twin_of_decl[i] = -1;
   MZ_TRY(add_regions(plan));
   MZ_TRY(add_workspace(plan));
   MZ_TRY(add_engine(plan));
   return MZ_TRACE(add_declared(plan));
+}
+
+mz_status_t mz_plan_add_twin(mz_plan_t *plan, int32_t decl_buffer)
+{
+  const mz_plan_buffer_t *b = &plan->buffers[plan->buffer_of_decl[decl_buffer]];
+  char name[MZ_NAME_MAX + 8];
+
+  if (plan->twin_of_decl[decl_buffer] >= 0) return MZ_OK;
+  snprintf(name, sizeof name, "%s.twin", b->name);
+  return MZ_TRACE(mz_plan_add_buffer(plan, name, b->category, b->bytes, false,
+                                     &plan->twin_of_decl[decl_buffer]));
+}
+
+int32_t mz_plan_buffer_at(const mz_plan_t *plan, int32_t decl_buffer,
+                          int32_t run)
+{
+  int32_t twin = plan->twin_of_decl[decl_buffer];
+
+  if (twin < 0 || run < 0 ||
+      (run - plan->moes[plan->runs[run].moe].first_run) % 2 == 0)
+    return plan->buffer_of_decl[decl_buffer];
+  return twin;
 }
 
 /* --- lives --- */
@@ -232,14 +257,14 @@ static mz_status_t touch_step(mz_plan_t *p, mz_walk_t w, int32_t at)
   const mz_compute_opts_t *c = &p->decl->steps[op->pass][op->step].compute;
 
   for (int32_t i = 0; i < c->num_reads; i++) {
-    int32_t b = p->buffer_of_decl[c->reads[i]];
+    int32_t b = mz_plan_buffer_at(p, c->reads[i], op->run);
     MZ_REQUIRE(p->buffers[b].life[w].last >= 0, MZ_ERR_ARG,
                "step %s of %s reads buffer %s before it is written", c->name,
                p->decl->layers[op->layer].name, p->buffers[b].name);
     touch(p, w, b, at);
   }
   for (int32_t i = 0; i < c->num_writes; i++)
-    touch(p, w, p->buffer_of_decl[c->writes[i]], at);
+    touch(p, w, mz_plan_buffer_at(p, c->writes[i], op->run), at);
   return MZ_OK;
 }
 
@@ -260,14 +285,12 @@ static mz_status_t touch_op(mz_plan_t *p, mz_walk_t w, int32_t at)
   e = &p->entries[op->entry];
   touch(p, w, e->staging, at);
   touch(p, w, e->target, at);
-  /* the packed side is only read while the message is under way */
-  if (op->kind != MZ_OP_SUM && op->kind != MZ_OP_PLACE)
-    touch(p, w, e->packed, at);
+  touch(p, w, e->packed, at); /* a sum reads the own part there */
   if (e->kind == MZ_ENTRY_COUNTS)
     touch(p, w, p->buffer_of_decl[p->moes[e->moe].counts], at);
   if (e->kind == MZ_ENTRY_TOKENS) {
-    touch(p, w, p->buffer_of_decl[e->send], at);
-    touch(p, w, p->buffer_of_decl[e->recv], at);
+    touch(p, w, mz_plan_buffer_at(p, e->send, op->run), at);
+    touch(p, w, mz_plan_buffer_at(p, e->recv, op->run), at);
   }
   return MZ_OK;
 }

@@ -44,12 +44,30 @@ static mz_status_t make_sets(mz_sketch_t *s)
 
 /* --- items --- */
 
-static mz_status_t sketch_op(mz_sketch_t *s, mz_op_t op)
+mz_status_t mz_sketch_op(mz_sketch_t *s, mz_op_t op)
 {
   MZ_TRY(mz_grow(&s->ops, &s->cap_ops, s->num_ops + 1, "sketched operations"));
   s->ops[s->num_ops++] = op;
   s->items[s->num_items - 1].num_ops++;
   return MZ_OK;
+}
+
+void mz_sketch_close(mz_sketch_t *s, int64_t op)
+{
+  s->ops[op].jump = (int32_t)(s->num_ops - s->items[s->num_items - 1].first_op);
+}
+
+int32_t mz_step_end(const mz_step_t *steps, int32_t at, int32_t end)
+{
+  int32_t depth = 0;
+
+  for (int32_t i = at; i < end; i++) {
+    mz_step_kind_t k = steps[i].kind;
+    if (k == MZ_STEP_RUNS || k == MZ_STEP_ROUNDS || k == MZ_STEP_BRANCH)
+      depth++;
+    if (k == MZ_STEP_END && --depth == 0) return i;
+  }
+  return -1;
 }
 
 static mz_status_t open_item(mz_sketch_t *s, mz_pass_t pass)
@@ -127,47 +145,9 @@ static mz_status_t add_counts(mz_sketch_t *s, const mz_step_t *step)
                   .entry = entry,
                   .moe = step->moe,
                   .run = -1};
-    MZ_TRY(sketch_op(s, op));
+    MZ_TRY(mz_sketch_op(s, op));
   }
   s->items[s->num_items - 1].last_counts = step->moe == last_moe(p);
-  return MZ_OK;
-}
-
-static mz_status_t add_exchange(mz_sketch_t *s, const mz_step_t *step,
-                                int32_t run)
-{
-  mz_plan_t *p = s->plan;
-  const mz_moe_plan_t *m = &p->moes[step->moe];
-  const mz_moe_opts_t *o = &p->decl->moes[step->moe].opts;
-  const mz_decl_buffer_t *b = &p->decl->buffers[step->send];
-  mz_entry_t e = {.kind = MZ_ENTRY_TOKENS,
-                  .lane = 0,
-                  .group = m->ep_group,
-                  .dtype = b->dtype,
-                  .moe = step->moe,
-                  .staging = -1,
-                  .packed = -1,
-                  .target = -1,
-                  .direction = step->direction,
-                  .send = step->send,
-                  .recv = step->recv};
-  int64_t row_bytes = b->width * (int64_t)mz_dtype_bytes(b->dtype);
-  int64_t sent = p->max_tokens * o->k, got = sent * o->ep_size;
-  int32_t entry;
-
-  if (mz_route_drops(o, s->train)) got = m->round_rows;
-  if (run == m->first_run)
-    e.send_bytes = (step->direction == MZ_DISPATCH ? sent : got) * row_bytes;
-  e.max_calls = mz_max_i64(1, mz_div_up(got, m->round_rows));
-  MZ_TRY(mz_emit_entry(s->emit, e, &entry));
-  for (int i = 0; i < 2; i++) {
-    mz_op_t op = {.kind = i ? MZ_OP_WAIT : MZ_OP_POST,
-                  .entry = entry,
-                  .moe = step->moe,
-                  .run = run,
-                  .flag = true};
-    MZ_TRY(sketch_op(s, op));
-  }
   return MZ_OK;
 }
 
@@ -184,8 +164,15 @@ static mz_status_t add_compute(mz_sketch_t *s, const mz_step_t *step,
   if (!(step->compute.modes & (s->train ? MZ_IN_TRAIN : MZ_IN_EVAL)))
     return MZ_OK;
   MZ_TRY(note_needs(s, step, run));
-  return MZ_TRACE(sketch_op(s, op));
+  return MZ_TRACE(mz_sketch_op(s, op));
 }
+
+/* Where steps are added: at run i of a flow, or outside of runs (NULL). */
+typedef struct place {
+  mz_pass_t pass;
+  mz_flow_t *flow;
+  int32_t i, run;
+} place_t;
 
 /* Closes the rounds or the branch that began at operation @p open of the item
  * whose first is @p base. */
@@ -196,49 +183,60 @@ static mz_status_t add_end(mz_sketch_t *s, int32_t run, int32_t base,
   mz_op_t op = {
       .kind = MZ_OP_END_LOOP, .moe = begin->moe, .run = run, .jump = open + 1};
 
-  begin->jump = (int32_t)s->num_ops - base + (begin->kind == MZ_OP_LOOP);
-  if (begin->kind != MZ_OP_LOOP) return MZ_OK;
-  return MZ_TRACE(sketch_op(s, op));
+  if (begin->kind == MZ_OP_LOOP) MZ_TRY(mz_sketch_op(s, op));
+  mz_sketch_close(s, base + open);
+  return MZ_OK;
 }
 
-/* Steps [first, end) at one run (or outside of runs: -1). Loops and branches
- * nest; jumps are relative to the item's first operation until copied. */
-static mz_status_t add_steps(mz_sketch_t *s, mz_pass_t pass, int32_t first,
-                             int32_t end, int32_t run)
+static mz_status_t add_begin(mz_sketch_t *s, const place_t *place, int32_t step)
 {
-  const mz_step_t *steps = s->plan->decl->steps[pass];
+  const mz_step_t *x = &s->plan->decl->steps[place->pass][step];
+  bool rounds = x->kind == MZ_STEP_ROUNDS;
+  mz_op_t op = {.kind = rounds ? MZ_OP_LOOP : MZ_OP_BRANCH,
+                .moe = x->moe,
+                .run = place->run,
+                .flag = x->saved};
+
+  MZ_REQUIRE(place->flow, MZ_ERR_ARG, "rounds or a branch outside of a run");
+  MZ_TRY(mz_sketch_op(s, op));
+  if (!rounds) return MZ_OK;
+  return MZ_TRACE(mz_flow_begin_round(s, place->flow, place->i, step));
+}
+
+/* Steps [first, end) at one place. Loops and branches nest; jumps are relative
+ * to the item's first operation until copied. */
+static mz_status_t add_steps(mz_sketch_t *s, const place_t *place,
+                             int32_t first, int32_t end)
+{
+  const mz_step_t *steps = s->plan->decl->steps[place->pass];
   int32_t open[4], depth = 0, rounds = 0;
 
   for (int32_t i = first; i < end; i++) {
     const mz_step_t *step = &steps[i];
     int32_t base = s->items[s->num_items - 1].first_op;
-    int32_t here = (int32_t)s->num_ops - base;
-    mz_op_t op = {.moe = step->moe, .run = run, .flag = step->saved};
 
     switch (step->kind) {
     case MZ_STEP_COMPUTE:
-      MZ_TRY(add_compute(s, step, pass, i, run));
+      MZ_TRY(add_compute(s, step, place->pass, i, place->run));
       break;
     case MZ_STEP_COUNTS:
       MZ_TRY(add_counts(s, step));
       break;
     case MZ_STEP_EXCHANGE:
       MZ_REQUIRE(rounds > 0, MZ_ERR_ARG, "an exchange outside of a round");
-      MZ_TRY(add_exchange(s, step, run));
+      MZ_TRY(mz_flow_exchange(s, place->flow, place->i, i));
       break;
     case MZ_STEP_ROUNDS:
     case MZ_STEP_BRANCH:
-      MZ_REQUIRE(run >= 0, MZ_ERR_ARG, "rounds or a branch outside of a run");
       MZ_REQUIRE(depth < 4, MZ_ERR_ARG, "rounds and branches nest 4 deep");
       rounds += step->kind == MZ_STEP_ROUNDS;
-      open[depth++] = here;
-      op.kind = step->kind == MZ_STEP_ROUNDS ? MZ_OP_LOOP : MZ_OP_BRANCH;
-      MZ_TRY(sketch_op(s, op));
+      open[depth++] = (int32_t)s->num_ops - base;
+      MZ_TRY(add_begin(s, place, i));
       break;
     case MZ_STEP_END:
       MZ_REQUIRE(depth > 0, MZ_ERR_ARG, "an end without its beginning");
       rounds -= s->ops[base + open[--depth]].kind == MZ_OP_LOOP;
-      MZ_TRY(add_end(s, run, base, open[depth]));
+      MZ_TRY(add_end(s, place->run, base, open[depth]));
       break;
     case MZ_STEP_RUNS:
       MZ_FAIL(MZ_ERR_ARG, "runs inside of runs");
@@ -248,33 +246,42 @@ static mz_status_t add_steps(mz_sketch_t *s, mz_pass_t pass, int32_t first,
   return MZ_OK;
 }
 
-/* The step past the END that closes the RUNS at @p at. */
-static int32_t end_of_runs(const mz_step_t *steps, int32_t at, int32_t end)
-{
-  int32_t depth = 0;
-
-  for (int32_t i = at; i < end; i++) {
-    mz_step_kind_t k = steps[i].kind;
-    if (k == MZ_STEP_RUNS || k == MZ_STEP_ROUNDS || k == MZ_STEP_BRANCH)
-      depth++;
-    if (k == MZ_STEP_END && --depth == 0) return i;
-  }
-  return -1;
-}
-
-static mz_status_t add_runs(mz_sketch_t *s, mz_pass_t pass, int32_t first,
-                            int32_t end)
+static mz_status_t add_runs(mz_sketch_t *s, mz_flow_t *flow)
 {
   const mz_plan_t *p = s->plan;
-  const mz_moe_plan_t *m = &p->moes[p->decl->steps[pass][first - 1].moe];
+  const mz_moe_plan_t *m = &p->moes[flow->moe];
 
   for (int32_t i = 0; i < m->num_runs; i++) {
-    int32_t run = m->first_run + (pass == MZ_FORWARD ? i : m->num_runs - 1 - i);
-    mz_op_t op = {.kind = MZ_OP_RUN, .moe = p->runs[run].moe, .run = run};
+    int32_t run =
+        m->first_run + (flow->pass == MZ_FORWARD ? i : m->num_runs - 1 - i);
+    place_t place = {.pass = flow->pass, .flow = flow, .i = i, .run = run};
+    mz_op_t op = {.kind = MZ_OP_RUN, .moe = flow->moe, .run = run};
 
-    MZ_TRY(open_item(s, pass));
-    MZ_TRY(sketch_op(s, op));
-    MZ_TRY(add_steps(s, pass, first, end, run));
+    MZ_TRY(open_item(s, flow->pass));
+    if (i == 0) MZ_TRY(mz_flows_before(s, NULL));
+    MZ_TRY(mz_sketch_op(s, op));
+    MZ_TRY(mz_flow_begin_run(s, flow, i));
+    MZ_TRY(add_steps(s, &place, flow->first, flow->close));
+    MZ_TRY(mz_flow_end_run(s, flow, i));
+  }
+  return MZ_OK;
+}
+
+static mz_status_t find_flows(mz_sketch_t *s, mz_pass_t pass,
+                              const mz_layer_t *l)
+{
+  const mz_step_t *steps = s->plan->decl->steps[pass];
+  int32_t end = l->first[pass] + l->num[pass];
+
+  s->num_flows = 0;
+  for (int32_t i = l->first[pass]; i < end; i++) {
+    int32_t close = i;
+
+    if (steps[i].kind != MZ_STEP_RUNS) continue;
+    close = mz_step_end(steps, i, end);
+    MZ_REQUIRE(close >= 0, MZ_ERR_ARG, "%s: runs without an end", l->name);
+    MZ_TRY(mz_flow_create(s, pass, l->first[pass], i, close));
+    i = close;
   }
   return MZ_OK;
 }
@@ -283,20 +290,22 @@ static mz_status_t add_layer(mz_sketch_t *s, mz_pass_t pass, int32_t layer)
 {
   const mz_layer_t *l = &s->plan->decl->layers[layer];
   const mz_step_t *steps = s->plan->decl->steps[pass];
-  int32_t end = l->first[pass] + l->num[pass];
+  int32_t end = l->first[pass] + l->num[pass], flow = 0;
+  place_t outside = {.pass = pass, .run = -1};
 
+  MZ_TRY(find_flows(s, pass, l));
   for (int32_t i = l->first[pass]; i < end; i++) {
     if (steps[i].kind == MZ_STEP_RUNS) {
-      int32_t close = end_of_runs(steps, i, end);
-      MZ_REQUIRE(close >= 0, MZ_ERR_ARG, "%s: runs without an end", l->name);
-      MZ_TRY(add_runs(s, pass, i + 1, close));
-      i = close;
+      i = s->flows[flow].close;
+      MZ_TRY(add_runs(s, &s->flows[flow++]));
       continue;
     }
     MZ_TRY(open_item(s, pass));
-    MZ_TRY(add_steps(s, pass, i, i + 1, -1));
+    MZ_TRY(mz_flows_before(s, &steps[i]));
+    MZ_TRY(add_steps(s, &outside, i, i + 1));
+    MZ_TRY(mz_flows_behind(s, i));
   }
-  return MZ_OK;
+  return MZ_TRACE(mz_flows_before(s, NULL));
 }
 
 mz_status_t mz_sketch_make_items(mz_sketch_t *s)

@@ -21,11 +21,13 @@ static mz_status_t count_messages(mz_plan_t *p)
   MZ_TRY(mz_new((int64_t)p->num_groups * (MZ_ENTRY_SCALARS + 1), "traffic",
                 &p->traffic));
   for (int w = 0; w < MZ_NUM_WALKS; w++)
-    for (int32_t i = 0; i < p->num_ops[w]; i++) {
+    for (int32_t i = 0, next; i < p->num_ops[w]; i = next) {
       const mz_op_t *op = &p->ops[w][i];
       const mz_entry_t *e = &p->entries[op->entry];
       mz_traffic_t *t;
 
+      /* later rounds are in the calls of an entry's first post */
+      next = op->kind == MZ_OP_AGAIN ? op->jump : i + 1;
       if (op->kind != MZ_OP_POST || p->groups[e->group].size == 1) continue;
       t = line_of(p, e);
       *(w == MZ_WALK_MICRO  ? &t->calls_micro

@@ -74,6 +74,7 @@ void mz_plan_destroy(mz_plan_t **plan)
     mz_free(p->ops[w]);
   mz_free(p->buffers);
   mz_free(p->buffer_of_decl);
+  mz_free(p->twin_of_decl);
   mz_free(p->traffic);
   mz_free(p);
   *plan = NULL;

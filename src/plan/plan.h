@@ -48,6 +48,10 @@
  * has room; where it has not, those whose next use is the farthest go. They are
  * posted as far ahead as the live limit and prefetch_bucket_size allow.
  *
+ * The dispatch of a run of experts is posted before the experts of the run
+ * before it compute, its return is waited for when somebody needs it: at the
+ * head of src/plan/exchanges.c.
+ *
  * ## Buffers
  * Every byte the engine holds, with the operations between which it lives in
  * each walk; buffers that never live at once may share bytes. A buffer that an
@@ -168,9 +172,10 @@ typedef struct mz_entry {
   int32_t moe;                   /* counts, tokens */
   mz_direction_t direction;      /* tokens */
   int32_t send, recv;            /* tokens: declaration buffers */
-  int64_t send_bytes; /* of this rank, own block included: exact for bulk,
-                         counts, stats and scalars; for tokens the bound over
-                         all rounds and runs, in the entry of the first run */
+  int64_t send_bytes; /* of this rank, own block included but for gradients:
+                         exact for bulk, counts, stats and scalars; for tokens
+                         the bound over all rounds and runs, in the entry of
+                         the first run */
   int64_t max_calls;  /* wire calls: 1; tokens: the most rounds there can be */
 } mz_entry_t;
 
@@ -181,10 +186,12 @@ typedef enum mz_op_kind {
   MZ_OP_WAIT,      /* entry: not to go on before it is done */
   MZ_OP_PACK,      /* entry: unit-major -> packed, before its POST */
   MZ_OP_PLACE,     /* entry: staging -> unit-major, after its WAIT */
-  MZ_OP_SUM,       /* entry: staging -> accumulator, rank order, after WAIT */
+  MZ_OP_SUM,       /* entry: staging and the own part -> accumulator, in rank
+                      order, after WAIT */
   MZ_OP_RELEASE,   /* units: weights no longer there */
   MZ_OP_RUN,       /* moe, run: sets the current run */
   MZ_OP_LOOP,      /* rounds begin; jump: past the END_LOOP */
+  MZ_OP_AGAIN,     /* a round after the first: go on; else jump */
   MZ_OP_END_LOOP,  /* next round: jump to the operation after LOOP */
   MZ_OP_BRANCH,    /* saved == flag: go on; else jump */
   MZ_OP_STATS_SUM, /* statistics of all ranks -> totals */
@@ -202,7 +209,8 @@ typedef struct mz_op {
   int32_t first_unit, num_units; /* PREPARE, RELEASE, ADAMW */
   int32_t weights, grads;        /* PREPARE: plan buffers; -1: not changed,
                                     -2: the region (alias) */
-  bool flag;                     /* BRANCH; WAIT of a token entry: in a round */
+  bool flag;                     /* BRANCH; POST of a token entry: of the round
+                                    at work, else of its run's first */
   int32_t jump;
 } mz_op_t;
 
@@ -220,6 +228,8 @@ typedef struct mz_moe_plan {
   int32_t experts_per_rank;
   int32_t first_expert; /* of this rank */
   int32_t first_run, num_runs;
+  int32_t ahead; /* runs that exchange tokens at once: 1, or 2 with runs that
+                    overlap */
   int64_t round_rows;   /* rows a round delivers to a rank at most */
   int64_t max_capacity; /* C of the largest micro-batch; 0: dropless */
   int64_t stats_offset; /* 8-byte elements in the statistics of a rank */
@@ -330,6 +340,7 @@ struct mz_plan {
   int64_t cap_buffers;
   int32_t num_buffers;
   int32_t *buffer_of_decl; /* declaration buffer -> plan buffer */
+  int32_t *twin_of_decl;   /* -> the second one, of every other run; -1: none */
   int32_t params, accum, master, exp_avg, exp_avg_sq; /* regions; -1: none */
   int32_t workspace; /* of the kernels; -1: they need none */
   /* The engine's buffers. Kernels write statistics, counts and scalars in
@@ -376,6 +387,10 @@ mz_status_t mz_plan_to_json(const mz_plan_t *plan, char **text_out);
  * (0: unknown, fits); the message has both numbers. */
 mz_status_t mz_plan_fits(const mz_plan_t *plan, int64_t device_bytes);
 
+/** The plan buffer of a declared one in operations of @p run; -1: outside. */
+int32_t mz_plan_buffer_at(const mz_plan_t *plan, int32_t decl_buffer,
+                          int32_t run);
+
 /** "params", "gradients", ...: as in the ledger's print. */
 const char *mz_category_name(mz_category_t category);
 /** "params", "tokens", ...: likewise. */
@@ -407,8 +422,9 @@ int64_t mz_route_rounds(const int32_t *kept, int32_t num_experts,
                         int64_t round_rows);
 
 /**
- * Round @p round of a run at expert rank @p d: the window [round * round_rows,
- * ...) of its rows in expert-major order.
+ * Round @p round of a run at expert rank @p d: those of its rows, in
+ * expert-major order, that lie in window f + round of the rank's rows of all
+ * runs, where window w is [w * round_rows, ...) and f the run's first.
  * @param[out] counts_out   [ep_size, num] rows of the window; may be NULL.
  * @param[out] offsets_out  [num + 1]; may be NULL.
  * @return rows of the window.

@@ -24,6 +24,8 @@ mz_status_t mz_plan_make_buffers(mz_plan_t *plan);
 mz_status_t mz_plan_add_buffer(mz_plan_t *plan, const char *name,
                                mz_category_t category, int64_t bytes,
                                bool persistent, int32_t *buffer_out);
+/* The second of a buffer that two runs exchange in turn; once for a buffer. */
+mz_status_t mz_plan_add_twin(mz_plan_t *plan, int32_t decl_buffer);
 mz_status_t mz_plan_place_buffers(mz_plan_t *plan);
 
 /* workspace.c: scratch of the kernels, 0 with fp32. MZ_OK, MZ_ERR_OVERFLOW. */

@@ -3,7 +3,11 @@
  * source s sends to global expert e. Expert-major order of the rows of expert
  * rank d: (expert, source, send order). A window of it is, for each source, a
  * contiguous part of that source's send order: before the window's first
- * expert nothing, of the first and last expert a part, in between all. */
+ * expert nothing, of the first and last expert a part, in between all.
+ *
+ * Windows end at multiples of round_rows in the order of the whole layer,
+ * whatever run they belong to: an expert's rows are cut, and its gradient is
+ * summed, at the same places however many runs there are. */
 #include "plan/plan.h"
 
 #include "base/alloc.h"
@@ -62,16 +66,29 @@ static int64_t run_rows(const int32_t *kept, int32_t num_experts,
   return rows;
 }
 
+/* Where the window of round 0 begins, counted from the first row of a run: at
+ * the last multiple of round_rows that is not behind it. */
+static int64_t first_window(const int32_t *kept, int32_t num_experts,
+                            int32_t ep_size, int32_t d, int32_t first,
+                            int64_t round_rows)
+{
+  return -(run_rows(kept, num_experts, ep_size, d, 0, first) % round_rows);
+}
+
 int64_t mz_route_rounds(const int32_t *kept, int32_t num_experts,
                         int32_t ep_size, int32_t first, int32_t num,
                         int64_t round_rows)
 {
   int64_t rounds = 1;
 
-  for (int32_t d = 0; d < ep_size; d++)
-    rounds = mz_max_i64(
-        rounds, mz_div_up(run_rows(kept, num_experts, ep_size, d, first, num),
-                          round_rows));
+  for (int32_t d = 0; d < ep_size; d++) {
+    int64_t rows = run_rows(kept, num_experts, ep_size, d, first, num);
+    int64_t begin =
+        first_window(kept, num_experts, ep_size, d, first, round_rows);
+
+    if (rows > 0)
+      rounds = mz_max_i64(rounds, mz_div_up(rows - begin, round_rows));
+  }
   return rounds;
 }
 
@@ -88,8 +105,10 @@ int64_t mz_route_window(const int32_t *kept, int32_t num_experts,
                         int32_t *offsets_out)
 {
   int64_t base = (int64_t)d * (num_experts / ep_size) + first;
-  int64_t begin = round * round_rows, end = begin + round_rows;
-  int64_t at = 0, rows = 0;
+  int64_t begin =
+      first_window(kept, num_experts, ep_size, d, first, round_rows) +
+      round * round_rows;
+  int64_t end = begin + round_rows, at = 0, rows = 0;
 
   for (int32_t e = 0; e < num; e++) {
     if (offsets_out) offsets_out[e] = (int32_t)rows;
@@ -112,8 +131,10 @@ int64_t mz_route_part(const int32_t *kept, int32_t num_experts, int32_t ep_size,
 {
   int64_t base = (int64_t)d * (num_experts / ep_size) + first;
   const int32_t *mine = kept + (int64_t)s * num_experts;
-  int64_t begin = round * round_rows, end = begin + round_rows;
-  int64_t at = 0, displ = 0, rows = 0;
+  int64_t begin =
+      first_window(kept, num_experts, ep_size, d, first, round_rows) +
+      round * round_rows;
+  int64_t end = begin + round_rows, at = 0, displ = 0, rows = 0;
 
   for (int64_t e = 0; e < base; e++)
     displ += mine[e];

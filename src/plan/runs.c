@@ -98,6 +98,9 @@ mz_status_t mz_plan_make_runs(mz_plan_t *plan)
       plan->runs[plan->num_runs++] = run;
       m->num_runs++;
     }
+    m->ahead = 1;
+    if (m->num_runs > 1 && plan->opts.overlap_chunks > 1 && o->ep_size > 1)
+      m->ahead = 2;
     if (plan->decl->moes[i].num_tensors) unit += m->experts_per_rank;
   }
   return MZ_OK;

@@ -109,7 +109,7 @@ static mz_status_t copy_item(mz_sketch_t *s, const mz_item_t *it)
     mz_op_t op = s->ops[it->first_op + i];
 
     if (op.kind == MZ_OP_LOOP || op.kind == MZ_OP_END_LOOP ||
-        op.kind == MZ_OP_BRANCH)
+        op.kind == MZ_OP_AGAIN || op.kind == MZ_OP_BRANCH)
       op.jump += base;
     MZ_TRY(mz_emit_op(s->emit, op));
   }
@@ -172,6 +172,7 @@ done:
   mz_free(s.items);
   mz_free(s.sets);
   mz_free(s.stays);
+  mz_free(s.flows);
   mz_free(s.set_of_unit);
   mz_free(s.set_of_run);
   mz_free(s.contributed);

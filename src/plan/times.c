@@ -36,7 +36,9 @@ static double messages_s(const mz_plan_t *p, mz_walk_t w)
       calls++;
       bytes += balanced_bytes(p, op);
     }
-    at = op->kind == MZ_OP_BRANCH && !op->flag ? op->jump : at + 1;
+    at = op->kind == MZ_OP_AGAIN || (op->kind == MZ_OP_BRANCH && !op->flag)
+             ? op->jump
+             : at + 1;
   }
   return calls * or_default(m->latency_s, 1e-4) +
          bytes / or_default(m->link_bytes_per_s, 5e8);

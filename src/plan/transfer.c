@@ -108,13 +108,15 @@ static mz_status_t make_entry(mz_emit_t *emit, mz_entry_kind_t kind,
                   .moe = -1};
   bool reduce = kind == MZ_ENTRY_GRADS;
   bool convert = reduce && e.dtype != MZ_F32;
+  int64_t others = u->ranks - 1; /* the own contribution does not travel */
 
   if (reduce || count > 1)
-    MZ_TRY(add_staging(emit, &e, length * u->ranks, "staging", &e.staging));
+    MZ_TRY(add_staging(emit, &e, length * (reduce ? others : u->ranks),
+                       "staging", &e.staging));
   if (reduce && (count > 1 || convert))
     MZ_TRY(add_staging(emit, &e, length * u->ranks, "packed", &e.packed));
   e.send_bytes =
-      length * (int64_t)mz_dtype_bytes(e.dtype) * (reduce ? u->ranks : 1);
+      length * (int64_t)mz_dtype_bytes(e.dtype) * (reduce ? others : 1);
   return MZ_TRACE(mz_emit_entry(emit, e, entry_out));
 }
 

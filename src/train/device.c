@@ -70,6 +70,10 @@ mz_status_t mz_engine_open_device(mz_engine_t *engine)
   int place, size;
   mz_status_t st;
 
+  MZ_REQUIRE(cuda || engine->config->comm.wait == MZ_WAIT_HOST,
+             MZ_ERR_UNSUPPORTED,
+             "comm.wait \"stream\" needs train.device \"cuda\": on the CPU "
+             "there is no stream that could wait");
   MZ_TRY(mz_comm_node(engine->comm, &place, &size));
   st = open_own(engine, backend, cuda ? place : 0);
   MZ_TRY(mz_comm_agree(engine->comm, st));

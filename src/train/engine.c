@@ -194,6 +194,18 @@ static mz_status_t run_step(mz_engine_t *e, const mz_step_data_t *data)
   return MZ_TRACE(walk_whole(e, MZ_WALK_UPDATE));
 }
 
+/* With the waits that the configuration wants. None of the stream outlives the
+ * step: nothing outside of steps has to know of them. */
+static mz_status_t run_waiting(mz_engine_t *e, const mz_step_data_t *data)
+{
+  mz_status_t st;
+
+  e->stream_waits = e->config->comm.wait == MZ_WAIT_STREAM;
+  st = run_step(e, data);
+  e->stream_waits = false;
+  return st != MZ_OK ? MZ_TRACE(st) : MZ_TRACE(mz_comm_settle(e->comm));
+}
+
 /* No rank may leave alone with an error: it is one of the step's. */
 static void take_parts(mz_engine_t *e, mz_step_result_t *r)
 {
@@ -250,12 +262,14 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   MZ_REQUIRE(!engine->plan->opts.inference, MZ_ERR_ARG,
              "a step of an engine made for inference");
   mz_comm_take_wait_seconds(engine->comm);
+  mz_comm_take_timed_seconds(engine->comm);
+  engine->exposed_ms = engine->covered_ms = 0;
   MZ_TRY(begin(engine, data, MZ_MODE_TRAIN));
   mz_engine_note(engine, mz_tuning_begin_step(engine));
   engine->verdict_skip = false;
   engine->lr = mz_schedule_lr(&engine->config->scheduler,
                               engine->config->optimizer.lr, engine->updates);
-  MZ_TRY(name_step(engine, run_step(engine, data)));
+  MZ_TRY(name_step(engine, run_waiting(engine, data)));
   if (mz_update_worst(engine) != MZ_OK)
     return MZ_TRACE(
         name_step(engine, mz_comm_agree(engine->comm, engine->status)));
@@ -265,7 +279,10 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   engine->steps++;
   fill_result(engine, result_out);
   result_out->ms = now_ms() - start;
-  result_out->wait_ms = 1e3 * mz_comm_take_wait_seconds(engine->comm);
+  result_out->wait_ms =
+      1e3 * mz_comm_take_wait_seconds(engine->comm) + engine->covered_ms;
+  result_out->exchange_ms = 1e3 * mz_comm_take_timed_seconds(engine->comm);
+  result_out->exposed_ms = engine->exposed_ms;
   return MZ_OK;
 }
 
@@ -340,6 +357,8 @@ static mz_status_t create_tables(mz_engine_t *e)
   for (int64_t b = 0; b < e->decl->num_buffers; b++)
     e->buffers[b] = mz_zero_buffer(e->zero, e->plan->buffer_of_decl[b]);
   MZ_TRY(mz_new(e->plan->num_entries, "tickets", &e->tickets));
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    MZ_TRY(mz_new(e->plan->num_ops[w], "operations known", &e->known[w]));
   MZ_TRY(mz_new(4 * world, "extents of a tensor", &e->extents));
   MZ_TRY(mz_new(2 * world, "scalars message", &e->scalars_counts));
   e->scalars_displs = e->scalars_counts + world;
@@ -526,6 +545,8 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_free(e->layer_moe);
   mz_free(e->buffers);
   mz_free(e->tickets);
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    mz_free(e->known[w]);
   mz_free(e->scalars_counts);
   mz_free(e->extents);
   mz_free(e->groups);

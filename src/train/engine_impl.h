@@ -58,7 +58,10 @@ struct mz_engine {
   mz_comm_t *comm;
   int *comm_groups; /* plan group -> communicator group */
   mz_device_t *device;
-  int32_t sharing; /* ranks on this device */
+  int32_t sharing;              /* ranks on this device */
+  bool stream_waits;            /* in a step with comm.wait stream */
+  uint8_t *known[MZ_NUM_WALKS]; /* by operation: all that it uses was loaded */
+  int32_t ahead; /* operations since the stream was last told to wait */
   mz_kernels_t *kernels;
   mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;
@@ -97,6 +100,9 @@ struct mz_engine {
   uint8_t *gathered;        /* by tensor: mz_param_gather has it */
   double *lr_ratio;         /* its rate over optimizer.params.lr */
   double aux_sum, z_sum, weighted_aux; /* of the step, this micro's added */
+  mz_event_t at_wait; /* what the device had to do when a wait began */
+  double exposed_ms;  /* of the step: it waited for tokens, with nothing else */
+  double covered_ms;  /* likewise: the host waited while it had work */
   int64_t baseline_bytes;
   mz_start_times_t start_times;
   bool tuned; /* no step tunes any more: see tuning.c */
@@ -106,7 +112,9 @@ struct mz_engine {
  * Collective. */
 mz_status_t mz_engine_open_device(mz_engine_t *engine);
 
-/* walk.c: operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
+/* walk.c: before anything that changes what operations use (algorithms). */
+void mz_engine_forget_known(mz_engine_t *engine);
+/* Operations [first, last) of a walk. Returns MZ_ERR_PEER or MZ_ERR_MPI
  * when the walk cannot go on; a failed computation only sets engine->status. */
 mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
                            int32_t last);
@@ -129,6 +137,7 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op);
 mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  int64_t round);
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op);
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op);
 /* Bytes of the step's token messages; none may be under way. */
 int64_t mz_routing_sent_bytes(const mz_engine_t *engine);
 mz_status_t mz_routing_post_stats(mz_engine_t *engine, const mz_op_t *op);

@@ -71,6 +71,9 @@ static double routing_bytes_of(const mz_expert_load_t *load)
 
 static void put_loads(FILE *file, const mz_metrics_t *metrics)
 {
+  const mz_named_number_t times[] = {{"under_way", metrics->exchange_ms},
+                                     {"exposed", metrics->exposed_ms}};
+
   put_load(file, "expert_counts", metrics, false);
   put_load(file, "expert_kept", metrics, true);
   put_of_loads(file, "expert_dropped", metrics, mz_load_dropped);
@@ -83,6 +86,12 @@ static void put_loads(FILE *file, const mz_metrics_t *metrics)
           ", \"exchange_bytes\": {\"sent\": %" PRId64 ", \"planned\": %" PRId64
           "}",
           metrics->exchange_bytes, metrics->planned_exchange_bytes);
+  put_numbers(file, "exchange_ms", times, 2, NULL, 0);
+  fputs(", ", file);
+  put_double(file, "exchange_exposed",
+             metrics->exchange_ms > 0
+                 ? metrics->exposed_ms / metrics->exchange_ms
+                 : 0);
 }
 
 static mz_status_t end_line(FILE *file)

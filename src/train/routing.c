@@ -8,8 +8,11 @@
 #include "base/alloc.h"
 #include "base/check.h"
 
+#include <math.h>
 #include <moezero/moe.h>
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 /* --- life --- */
 
@@ -85,6 +88,7 @@ mz_status_t mz_routing_create(mz_engine_t *engine)
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
     MZ_TRY(create_moe(engine, m, &region));
   MZ_TRY(create_token_wires(engine));
+  MZ_TRY(mz_event_create(engine->device, &engine->at_wait));
   MZ_TRY(mz_new(engine->plan->buffers[engine->plan->round_counts].bytes / 4,
                 "rows of a window", &engine->window_numbers));
   MZ_TRY(mz_new(8 * engine->plan->stats_elements, "sums of statistics",
@@ -105,6 +109,7 @@ void mz_routing_destroy(mz_engine_t *engine)
     mz_free(engine->moes[m].routed_sum);
     mz_free(engine->moes[m].bias);
   }
+  if (engine->at_wait) mz_event_destroy(engine->device, engine->at_wait);
   mz_free(engine->moes);
   mz_free(engine->results);
   mz_free(engine->token_wires);
@@ -215,6 +220,12 @@ static int32_t run_place(const mz_engine_t *e, int32_t run)
   return r->first_expert - e->plan->moes[r->moe].first_expert;
 }
 
+/* Where a run finds a buffer of its rounds. */
+static char *buffer_at(const mz_engine_t *e, int32_t buffer, int32_t run)
+{
+  return mz_zero_buffer(e->zero, mz_plan_buffer_at(e->plan, buffer, run));
+}
+
 void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_moe_opts_t *o = &engine->decl->moes[op->moe].opts;
@@ -222,6 +233,10 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
   mz_moe_state_t *m = &engine->moes[op->moe];
   int32_t before = run_place(engine, op->run);
 
+  for (int32_t b = 0; b < engine->decl->num_buffers; b++)
+    if (engine->plan->twin_of_decl[b] >= 0 &&
+        engine->decl->buffers[b].moe == op->moe)
+      engine->buffers[b] = buffer_at(engine, b, op->run);
   m->rounds =
       mz_route_rounds(m->kept, o->num_experts, o->ep_size, before,
                       run->num_experts, engine->plan->moes[op->moe].round_rows);
@@ -240,6 +255,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
   int32_t *there =
       (int32_t *)mz_zero_buffer(engine->zero, engine->plan->round_counts);
   int64_t num_counts = (int64_t)o->ep_size * run->num_experts;
+  int64_t begin = (m->run_row / round_rows + round) * round_rows;
   int32_t *counts = engine->window_numbers, *offsets = counts + num_counts;
 
   m->round = round;
@@ -250,7 +266,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  .host_offsets = offsets,
                                  .counts = there,
                                  .max_rows = round_rows,
-                                 .pool_row = m->run_row + round * round_rows,
+                                 .pool_row = mz_max_i64(begin, m->run_row),
                                  .first_round = round == 0};
   engine->window.rows =
       mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
@@ -297,6 +313,36 @@ static mz_status_t bind_tokens(void *ctx)
   return MZ_OK;
 }
 
+mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &engine->plan->entries[op->entry];
+  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
+  mz_token_wire_t *w = &engine->token_wires[op->entry];
+  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
+                  .group = engine->comm_groups[entry->group],
+                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
+                  .send = buffer_at(engine, entry->send, op->run),
+                  .recv = buffer_at(engine, entry->recv, op->run),
+                  .send_counts = w->send_counts,
+                  .send_displs = w->send_displs,
+                  .recv_counts = w->recv_counts,
+                  .recv_displs = w->recv_displs,
+                  .after = engine->moes[entry->moe].ticket,
+                  .bind = bind_tokens,
+                  .ctx = w,
+                  .backend = true,
+                  .timed = true};
+
+  /* Its arrays are in use until its last message has ended: the stream may wait
+     for that, and the host be here. */
+  MZ_TRY(mz_comm_wait(engine->comm, engine->tickets[op->entry]));
+  w->run = op->run;
+  w->round = op->flag ? engine->moes[entry->moe].round : 0;
+  if (engine->plan->groups[entry->group].size == 1) return MZ_OK;
+  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                               &engine->tickets[op->entry]));
+}
+
 /* A group of one rank: rows stay where they are. From the dispatch on, the
  * expert's side is the window of the token side, also for the rows that will
  * return to it. */
@@ -307,7 +353,6 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   const mz_decl_buffer_t *b = &e->decl->buffers[entry->send];
   char *rows;
 
-  e->tickets[w->entry] = (mz_ticket_t){0};
   if (entry->direction == MZ_RETURN) return MZ_OK;
   MZ_TRY(bind_tokens(w));
   rows = (char *)e->buffers[entry->send] +
@@ -322,31 +367,48 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   return MZ_OK;
 }
 
-mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
+static double now_ms(void)
+{
+  struct timespec t;
+
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* While a device has work from before the wait, the message is hidden. An error
+ * of the device is one of the step's; the walk goes on. */
+static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
+{
+  mz_status_t st = mz_event_record(e->device, e->at_wait, e->device->stream);
+  bool idle = false;
+
+  while (st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket)) {
+    st = mz_event_done(e->device, e->at_wait, &idle);
+    sched_yield();
+  }
+  mz_engine_note(e, st);
+}
+
+mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
-  const mz_decl_buffer_t *b = &engine->decl->buffers[entry->send];
-  mz_token_wire_t *w = &engine->token_wires[op->entry];
-  mz_msg_t msg = {.kind = MZ_MSG_EXCHANGE,
-                  .group = engine->comm_groups[entry->group],
-                  .element_bytes = (size_t)b->width * mz_dtype_bytes(b->dtype),
-                  .send = engine->buffers[entry->send],
-                  .recv = engine->buffers[entry->recv],
-                  .send_counts = w->send_counts,
-                  .send_displs = w->send_displs,
-                  .recv_counts = w->recv_counts,
-                  .recv_displs = w->recv_displs,
-                  .after = engine->moes[entry->moe].ticket,
-                  .bind = bind_tokens,
-                  .ctx = w,
-                  .backend = true};
+  mz_ticket_t ticket = engine->tickets[op->entry];
+  double begin = now_ms(), idle = begin;
 
-  w->run = op->run;
-  w->round = engine->moes[entry->moe].round;
   if (engine->plan->groups[entry->group].size == 1)
-    return MZ_TRACE(keep_tokens(engine, w));
-  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
-                               &engine->tickets[op->entry]));
+    return MZ_TRACE(keep_tokens(engine, &engine->token_wires[op->entry]));
+  if (engine->stream_waits) {
+    engine->exposed_ms = NAN; /* the stream waits: the host cannot tell */
+    return MZ_TRACE(mz_comm_wait_on_stream(engine->comm, ticket));
+  }
+  if (!engine->device->ops->is_host) {
+    wait_covered(engine, ticket);
+    idle = now_ms();
+  }
+  MZ_TRY(mz_comm_wait(engine->comm, ticket));
+  engine->covered_ms += idle - begin;
+  engine->exposed_ms += now_ms() - idle;
+  return MZ_OK;
 }
 
 /* --- statistics --- */

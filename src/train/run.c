@@ -122,6 +122,8 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .expert_window = mz_loads_window(loop->loads),
                     .exchange_bytes = r->exchange_bytes,
                     .planned_exchange_bytes = loop->planned_exchange_bytes,
+                    .exchange_ms = r->exchange_ms,
+                    .exposed_ms = r->exposed_ms,
                     .bytes = loop->bytes,
                     .num_bytes = MZ_NUM_CATEGORIES};
 

@@ -77,6 +77,7 @@ mz_status_t mz_tuning_end_step(mz_engine_t *engine)
 
   if (engine->tuned) return MZ_OK;
   engine->tuned = true;
+  mz_engine_forget_known(engine);
   st = mz_kernels_tune(engine->kernels, false);
   if (mz_comm_size(engine->comm) == 1) return MZ_TRACE(st);
   return MZ_TRACE(share_choices(engine, st));
@@ -88,6 +89,7 @@ mz_status_t mz_engine_take_tuning(mz_engine_t *engine, const char *text)
 {
   mz_status_t st = mz_kernels_take_tuning(engine->kernels, text);
 
+  mz_engine_forget_known(engine);
   MZ_TRY(mz_comm_agree(engine->comm, st));
   if (text[0]) engine->tuned = true;
   return MZ_OK;

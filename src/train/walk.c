@@ -74,7 +74,9 @@ static mz_status_t wait_for(mz_engine_t *e, const mz_op_t *op)
   const mz_entry_t *entry = &e->plan->entries[op->entry];
 
   if (entry->lane == MZ_LANE_BULK)
-    return MZ_TRACE(mz_zero_wait(e->zero, op->entry));
+    return MZ_TRACE(mz_zero_wait(e->zero, op->entry, e->stream_waits));
+  if (entry->kind == MZ_ENTRY_TOKENS)
+    return MZ_TRACE(mz_routing_wait_tokens(e, op));
   MZ_TRY(mz_comm_wait(e->comm, e->tickets[op->entry]));
   if (entry->kind == MZ_ENTRY_COUNTS) mz_routing_take_counts(e, entry->moe);
   return MZ_OK;
@@ -86,9 +88,10 @@ static int32_t next(mz_engine_t *e, const mz_op_t *op, int32_t at)
   mz_moe_state_t *m;
 
   if (op->kind != MZ_OP_LOOP && op->kind != MZ_OP_END_LOOP &&
-      op->kind != MZ_OP_BRANCH)
+      op->kind != MZ_OP_AGAIN && op->kind != MZ_OP_BRANCH)
     return at + 1;
   m = &e->moes[op->moe];
+  if (op->kind == MZ_OP_AGAIN) return m->round > 0 ? at + 1 : op->jump;
   if (op->kind == MZ_OP_BRANCH)
     return m->call.saved == op->flag ? at + 1 : op->jump;
   if (op->kind == MZ_OP_LOOP) {
@@ -174,6 +177,40 @@ static mz_status_t poison(mz_engine_t *e, mz_walk_t walk, int32_t at)
   return MZ_OK;
 }
 
+/* --- while the stream may wait (src/comm/stream.c says why) --- */
+
+/* Operations behind a wait that is not over: their launches find room. */
+enum { MOST_AHEAD = 16 };
+
+void mz_engine_forget_known(mz_engine_t *engine)
+{
+  for (int w = 0; w < MZ_NUM_WALKS; w++)
+    memset(engine->known[w], 0, (size_t)engine->plan->num_ops[w]);
+}
+
+/* Whether the operation will launch all that it is for: one on no rows launches
+ * nothing, after an error nothing is computed, without an update no AdamW. */
+static bool is_whole(const mz_engine_t *e, const mz_op_t *op)
+{
+  return e->status == MZ_OK && !e->verdict_skip &&
+         (op->run < 0 || e->window.rows > 0);
+}
+
+/* What an operation does for the first time may wait for the device, so it does
+ * it while no stream waits. */
+static mz_status_t go_ahead(mz_engine_t *e, mz_walk_t walk, int32_t at)
+{
+  const mz_op_t *op = &e->plan->ops[walk][at];
+  bool known = e->known[walk][at] != 0;
+
+  if (op->kind == MZ_OP_WAIT) e->ahead = 0;
+  if (known && e->ahead++ < MOST_AHEAD) return MZ_OK;
+  e->ahead = 0;
+  MZ_TRY(mz_comm_settle(e->comm));
+  if (!known) e->known[walk][at] = is_whole(e, op);
+  return MZ_OK;
+}
+
 mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
                            int32_t last)
 {
@@ -182,6 +219,7 @@ mz_status_t mz_engine_walk(mz_engine_t *engine, mz_walk_t walk, int32_t first,
   for (int32_t at = first; at < last;) {
     int32_t to;
 
+    if (engine->stream_waits) MZ_TRY(go_ahead(engine, walk, at));
     MZ_TRY(take_timed(engine, &ops[at]));
     to = next(engine, &ops[at], at);
     if (engine->config->debug.poison && to > at)

@@ -6,7 +6,8 @@
 #include "base/check.h"
 #include "plan/decl_impl.h"
 
-/* Counts and displacements of a bulk entry, [N] each, in elements. */
+/* Counts and displacements of a bulk entry, [N] each, in elements. A rank's own
+ * contribution to a sum does not travel: the sum reads it where it is. */
 typedef struct mz_wire {
   int64_t *counts, *send_displs, *recv_displs;
 } wire_t;
@@ -137,17 +138,19 @@ static void fill_wire(mz_zero_t *z, int32_t entry, int64_t **free_numbers)
   const mz_unit_t *u = &z->plan->units[e->first_unit];
   wire_t *w = &z->wires[entry];
   bool reduce = e->kind == MZ_ENTRY_GRADS;
+  int32_t own = place_of(z, u);
 
   w->counts = *free_numbers;
   w->send_displs = w->counts + u->ranks;
   w->recv_displs = w->send_displs + u->ranks;
   *free_numbers = w->recv_displs + u->ranks;
   for (int32_t r = 0; r < u->ranks; r++) {
-    w->counts[r] = e->length;
+    w->counts[r] = reduce && r == own ? 0 : e->length;
     w->send_displs[r] =
         e->packed >= 0 ? r * e->length : r * u->shard + e->piece;
-    w->recv_displs[r] =
-        reduce || e->num_units > 1 ? r * e->length : r * u->shard + e->piece;
+    w->recv_displs[r] = reduce             ? (r - (r > own)) * e->length
+                        : e->num_units > 1 ? r * e->length
+                                           : r * u->shard + e->piece;
   }
 }
 
@@ -220,8 +223,11 @@ mz_status_t mz_zero_post(mz_zero_t *zero, int32_t entry)
       mz_comm_post(zero->opts.comm, MZ_LANE_BULK, &msg, &zero->tickets[entry]));
 }
 
-mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry)
+mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry, bool on_stream)
 {
+  if (on_stream)
+    return MZ_TRACE(
+        mz_comm_wait_on_stream(zero->opts.comm, zero->tickets[entry]));
   return MZ_TRACE(mz_comm_wait(zero->opts.comm, zero->tickets[entry]));
 }
 
@@ -297,10 +303,23 @@ mz_status_t mz_zero_place(mz_zero_t *zero, int32_t entry)
                                                    zero->opts.stream));
 }
 
+/* The own contribution to a sum: in its block of what was packed, or where it
+ * was computed. */
+static const char *own_part(const mz_zero_t *z, const mz_entry_t *e)
+{
+  const mz_unit_t *u = &z->plan->units[e->first_unit];
+  int64_t size = (int64_t)mz_dtype_bytes(e->dtype), place = place_of(z, u);
+
+  if (e->packed >= 0)
+    return mz_zero_buffer(z, e->packed) + place * e->length * size;
+  return unit_side(z, e) + (place * u->shard + e->piece) * size;
+}
+
 mz_status_t mz_zero_sum(mz_zero_t *zero, int32_t entry, bool first)
 {
   const mz_entry_t *e = &zero->plan->entries[entry];
   const char *in = mz_zero_buffer(zero, e->staging);
+  const char *own = own_part(zero, e);
   int64_t size = (int64_t)mz_dtype_bytes(e->dtype), at = 0;
 
   for (int32_t i = 0; i < e->num_units; i++) {
@@ -313,7 +332,9 @@ mz_status_t mz_zero_sum(mz_zero_t *zero, int32_t entry, bool first)
                            .in_dtype = e->dtype,
                            .out = accum_region(zero, u) + e->piece +
                                   (whole ? place_of(zero, u) * u->shard : 0),
-                           .accumulate = !whole && !first};
+                           .accumulate = !whole && !first,
+                           .own = own + at * size,
+                           .place = place_of(zero, u)};
     MZ_TRY(zero->opts.kernels->ops->reduce_ranks(zero->opts.kernels, &a,
                                                  zero->opts.stream));
     at += u->shard;

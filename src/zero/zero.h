@@ -49,7 +49,9 @@ void mz_zero_begin_step(mz_zero_t *zero);
 
 /* Operations of the plan; @p op of the kind that the name says. */
 mz_status_t mz_zero_post(mz_zero_t *zero, int32_t entry);
-mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry);
+/** @param on_stream  The stream waits (mz_comm_wait_on_stream), not the host.
+ */
+mz_status_t mz_zero_wait(mz_zero_t *zero, int32_t entry, bool on_stream);
 mz_status_t mz_zero_pack(mz_zero_t *zero, int32_t entry);
 mz_status_t mz_zero_place(mz_zero_t *zero, int32_t entry);
 /** @param first  The first micro-batch of a step: write, do not add. */

@@ -12,7 +12,8 @@ Right for one rank (T tokens a step); rows R that experts work on are counted.
 
 Operations (H width, L blocks, F and V inner width and vocabulary, S sequence; a
 map of n x k costs 2 n k a token and product, backward is two products):
-  products       3 * 2 * T * (qkv + projection of L blocks, dense FFNs)
+  products       3 * 2 * T * (qkv + projection of L blocks, dense FFNs, also
+                 those beside experts)
   experts        3 * 2 * R * FFN of an expert
   cross-entropy  3 * 2 * T * V * H; its kernel is timed with its products
   attention      2 * 2 * T * S * H / 2 a block forward, 2.5 times that backward,
@@ -26,7 +27,9 @@ is given and writes its results once; numbers a token or an expert do not count)
                  gate x; permute x -> rows; combine rows -> y; backward: dy, rows
                  -> d rows; d rows -> dx; gate x, dx -> dx: e H (8 T + 5 R), and
                  probabilities 3 * 4 T E. Copies between the two orders of rows
-                 (regroup) are timed here; one rank needs none: no bytes
+                 (regroup) are timed here; one rank needs none: no bytes. Mix
+                 with a map beside the experts: e H T times 6 (a sum), 11 (by a
+                 sigmoid) or 13 (by a softmax)
   activations    GELU again in backward u -> a: 2 e R F; SwiGLU twice gate, up
                  -> a, its gradient 3 -> 2: 11 e R F; R here T in a dense FFN
   embedding      row -> x; dx -> fp32 gradient of the rows (tied: read and
@@ -45,7 +48,7 @@ LINES = {  # by operation; products by step
     "norm": ("add_norm", "add_norm_grad"),
     "router and permutation": (
         "gate", "gate_grad", "permute", "permute_grad", "combine",
-        "combine_grad", "regroup"),
+        "combine_grad", "regroup", "mix", "mix_grad", "mix_dgrad"),
     "activations": ("gelu", "swiglu", "swiglu_grad", "rope", "dropout"),
     "embedding": ("embedding", "embedding_grad"),
     "cross-entropy": ("xent",),
@@ -121,8 +124,15 @@ class Model:
         self.tied = m["tie_word_embeddings"]
         self.learned = m["position_embedding"] == "learned"
         self.moes = len(moe.get("layers", []))
-        self.E = moe["num_experts"][0] if self.moes else 0
+        self.E = sum(moe["num_experts"]) if self.moes else 0  # of all layers
         self.Fe = moe.get("expert_intermediate_size", 0)
+        self.Fb, self.mix = 0, 0  # beside the experts: width, rows of the mix
+        if self.moes and moe.get("use_residual"):
+            self.Fb, self.mix = self.Fe, 13
+        elif self.moes and moe.get("num_shared_experts"):
+            self.Fb = (moe["num_shared_experts"] *
+                       moe["shared_expert_intermediate_size"])
+            self.mix = 11 if moe["shared_expert_gate"] else 6
         self.e = 2 if config["bf16"]["enabled"] else 4
         self.T = mean(x["tokens"] for x in lines)
         self.R = mean(sum(map(sum, x["expert_kept"])) for x in lines)
@@ -130,7 +140,8 @@ class Model:
 
     def operations(self):
         dense = (self.L * (self.qkv + self.H) * self.H +
-                 (self.L - self.moes) * self.maps * self.H * self.F)
+                 self.maps * self.H * ((self.L - self.moes) * self.F +
+                                       self.moes * self.Fb))
         return {"products": 6 * self.T * dense,
                 "experts": 6 * self.R * self.maps * self.H * self.Fe,
                 "attention": 3.5 * self.attention(),
@@ -142,13 +153,14 @@ class Model:
 
     def bytes(self):
         e, T, R, H = self.e, self.T, self.R, self.H
-        inner = (self.L - self.moes) * T * self.F + R * self.Fe
+        inner = (T * ((self.L - self.moes) * self.F + self.moes * self.Fb) +
+                 R * self.Fe)
         rows = min(T, self.V)
         return {
             "norm": (16 * self.L + 5) * e * T * H,
             "router and permutation":
-                e * H * (8 * self.moes * T + 5 * R) +
-                12 * self.moes * T * self.E,
+                e * H * ((8 + self.mix) * self.moes * T + 5 * R) +
+                12 * T * self.E,
             "activations": (2 if self.gelu else 11) * e * inner,
             "embedding":
                 3 * e * T * H + (8 * rows if self.tied else 4 * self.V) * H +

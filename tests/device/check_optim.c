@@ -218,16 +218,35 @@ static void check_reduce(sides_t *sides, int32_t num_ranks, int64_t n,
 {
   dual_t in = dual_random(sides, sides->dtype, num_ranks * stride, 1);
   dual_t out = dual_random(sides, MZ_F32, n + 3, 1);
-  mz_reduce_ranks_t cpu = {num_ranks,    n,       stride,    in.cpu,
-                           sides->dtype, out.cpu, accumulate};
-  mz_reduce_ranks_t cuda = {num_ranks,    n,        stride,    in.cuda,
-                            sides->dtype, out.cuda, accumulate};
+  dual_t own = dual_random(sides, sides->dtype, n + 8, 1);
+  mz_reduce_ranks_t cpu = {.num_ranks = num_ranks,
+                           .n = n,
+                           .stride = stride,
+                           .in = in.cpu,
+                           .in_dtype = sides->dtype,
+                           .out = out.cpu,
+                           .accumulate = accumulate};
+  mz_reduce_ranks_t cuda = cpu;
   char text[96];
 
+  cuda.in = in.cuda;
+  cuda.out = out.cuda;
   RUN_BOTH(sides, reduce_ranks, &cpu, &cuda);
   snprintf(text, sizeof text, "reduce_ranks %d ranks, n %lld, stride %lld",
            (int)num_ranks, (long long)n, (long long)stride);
   compare(sides, text, &out, 0);
+  for (cpu.place = 0; cpu.place < num_ranks; cpu.place++) {
+    size_t skip = cpu.place % 2 ? mz_dtype_bytes(sides->dtype) : 0;
+
+    cuda.place = cpu.place;
+    cpu.own = (const char *)own.cpu + skip;
+    cuda.own = (const char *)own.cuda + skip;
+    RUN_BOTH(sides, reduce_ranks, &cpu, &cuda);
+    snprintf(text, sizeof text,
+             "reduce_ranks %d ranks, own %d apart, n %lld, stride %lld",
+             (int)num_ranks, (int)cpu.place, (long long)n, (long long)stride);
+    compare(sides, text, &out, 0);
+  }
 }
 
 static void check_reorder(sides_t *sides, int32_t num_ranks, int32_t num_units,

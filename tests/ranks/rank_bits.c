@@ -1,27 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Equal bits: two runs of one layout, and the threaded and the inline queue.
  * Each layout runs three times on all ranks (thread, thread, inline) and must
- * leave the same losses, norms, hash and parameters, bit by bit.
- * Usage: rank_bits [KEY=VALUE]... [-- KEY=VALUE...]..., a variant between two
+ * leave the same losses, norms, hash and parameters, bit by bit. With the word
+ * "overlap" it runs with moe.overlap_chunks 1, 2 and 4 in both forms of the
+ * queue: neither may change a bit.
+ * Usage: rank_bits [overlap] [KEY=VALUE]... [-- ...]..., a variant between two
  * "--". Prints a line a variant. Exit code 0: all the same. */
 #include "tiny.h"
 
 #include "base/check.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_ASSIGNMENTS = 24, OWN = 5, STEPS = 6, BATCH = 8 };
+enum { MAX_ASSIGNMENTS = 24, OWN = 6, STEPS = 6, BATCH = 8, MAX_RUNS = 6 };
+
+/* How often and how a layout runs. */
+typedef struct form {
+  bool thread;
+  int chunks;
+} form_t;
+
+static const form_t again[] = {{true, 0}, {true, 0}, {false, 0}};
+static const form_t overlap[] = {{true, 1},  {true, 2},  {true, 4},
+                                 {false, 1}, {false, 2}, {false, 4}};
 
 typedef struct variant {
   const char *given[MAX_ASSIGNMENTS];
   int num_given;
   int world, rank;
+  const form_t *forms; /* [num_forms] */
+  int num_forms;
   int num_run, num_failed;
 } variant_t;
 
 static int assemble(const variant_t *v, char own[][64], int ep, int stage,
-                    int accumulation, int thread, const char **all)
+                    int accumulation, const form_t *form, const char **all)
 {
   int n = 0;
 
@@ -29,8 +44,9 @@ static int assemble(const variant_t *v, char own[][64], int ep, int stage,
   snprintf(own[1], 64, "zero_optimization.stage=%d", stage);
   snprintf(own[2], 64, "gradient_accumulation_steps=%d", accumulation);
   snprintf(own[3], 64, "train_batch_size=%d", BATCH);
-  snprintf(own[4], 64, "comm.thread=%s", thread ? "true" : "false");
-  for (; n < OWN; n++)
+  snprintf(own[4], 64, "comm.thread=%s", form->thread ? "true" : "false");
+  snprintf(own[5], 64, "moe.overlap_chunks=%d", form->chunks);
+  for (; n < OWN - (form->chunks == 0); n++)
     all[n] = own[n];
   for (int i = 0; i < v->num_given; i++)
     all[n++] = v->given[i];
@@ -52,12 +68,12 @@ static void try_layout(variant_t *v, int ep, int stage, int accumulation)
 {
   char own[OWN][64];
   const char *all[MAX_ASSIGNMENTS + OWN], *what = NULL;
-  tiny_run_t runs[3] = {{0}};
+  tiny_run_t runs[MAX_RUNS] = {{0}};
   mz_status_t st = MZ_OK;
   int ok, all_ok;
 
-  for (int i = 0; i < 3 && st == MZ_OK; i++) {
-    int n = assemble(v, own, ep, stage, accumulation, i < 2, all);
+  for (int i = 0; i < v->num_forms && st == MZ_OK; i++) {
+    int n = assemble(v, own, ep, stage, accumulation, &v->forms[i], all);
 
     st = tiny_run(all, n, MPI_COMM_WORLD, STEPS, &runs[i]);
     if (st == MZ_OK && i > 0 && !what) what = difference(&runs[0], &runs[i]);
@@ -71,7 +87,7 @@ static void try_layout(variant_t *v, int ep, int stage, int accumulation)
     fprintf(stderr, "rank %d: ep %d stage %d accumulation %d: %s differ\n%s\n",
             v->rank, ep, stage, accumulation, what ? what : "status",
             st ? mz_error_last() : "");
-  for (int i = 0; i < 3; i++)
+  for (int i = 0; i < v->num_forms; i++)
     tiny_run_free(&runs[i]);
 }
 
@@ -81,8 +97,8 @@ static int run_variant(variant_t *v)
     for (int stage = 0; stage <= 3; stage++)
       try_layout(v, ep, stage, 1 + (ep + stage) % 2);
   if (v->rank == 0)
-    printf("%d layouts, %d not the same: %s\n", v->num_run, v->num_failed,
-           v->num_given ? v->given[0] : "plain");
+    printf("%d layouts, %d forms, %d not the same: %s\n", v->num_run,
+           v->num_forms, v->num_failed, v->num_given ? v->given[0] : "plain");
   return v->num_failed == 0;
 }
 
@@ -92,10 +108,15 @@ int main(int argc, char **argv)
 
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   do {
-    variant_t v = {0};
+    variant_t v = {.forms = again, .num_forms = sizeof again / sizeof *again};
 
     MPI_Comm_rank(MPI_COMM_WORLD, &v.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &v.world);
+    if (at < argc && strcmp(argv[at], "overlap") == 0) {
+      v.forms = overlap;
+      v.num_forms = sizeof overlap / sizeof *overlap;
+      at++;
+    }
     for (; at < argc && strcmp(argv[at], "--") != 0; at++)
       if (v.num_given < MAX_ASSIGNMENTS) v.given[v.num_given++] = argv[at];
     good = run_variant(&v) && good;

@@ -169,11 +169,13 @@ static void one_at_a_time(mz_comm_t *comm)
 
     make_parcel(comm, p, kind, 0, salt);
     if (salt % 5 == 0) p->msg.bound = (int64_t)1 << 31; /* goes pairwise */
+    p->msg.timed = salt % 4 == 1;
     MUST(mz_comm_post(comm, (mz_lane_t)(salt / 2 % 2), &p->msg, &p->ticket));
     CHECK(p->ticket.number > 0);
     MUST(mz_comm_wait(comm, p->ticket));
     CHECK(mz_comm_done(comm, p->ticket));
     check_parcel(p);
+    CHECK((mz_comm_take_timed_seconds(comm) > 0) == p->msg.timed);
   }
   MUST(mz_comm_wait(comm, (mz_ticket_t){MZ_LANE_BULK, 0}));
   free(p);

@@ -3,7 +3,9 @@
  * CPU rank, whatever waits, and a run repeats its bits. Needs a GPU.
  *   rank_device [soak=STEPS] [KEY=VALUE]...
  * Prints a line a layout; the last one counts. With soak only that many steps
- * of routing that changes, one rank held up at random. Exit code 0: all agree.
+ * of routing that changes, one rank held up at random. Layouts make progress by
+ * the thread and inline in turn, with comm.wait=stream by the thread. SIGUSR2
+ * prints where the messages stand. Exit code 0: all agree.
  */
 #include "tiny.h"
 
@@ -22,9 +24,12 @@ enum { STEPS = 10, BATCH = 8, OWN = 5, MAX_ALL = 32, MAX_SEEDS = 16 };
 /* Sums of another order over ten steps of an optimizer (the design's bound). */
 static const double bound = 1e-4;
 
+static const char wait_on_stream[] = "comm.wait=stream";
+
 static int world, me, seed = 1, passed, failed;
 static const char **given;
 static int num_given;
+static bool stream_waits;
 
 static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
                            int num_steps, tiny_run_t *run)
@@ -43,7 +48,8 @@ static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
   for (; n < OWN; n++)
     all[n] = own[n];
   for (int i = 0; i < num_given; i++)
-    all[n++] = given[i];
+    if (strcmp(given[i], wait_on_stream) != 0 || strcmp(device, "cuda") == 0)
+      all[n++] = given[i];
   return MZ_TRACE(tiny_run(all, n, comm, num_steps, run));
 }
 
@@ -110,8 +116,8 @@ static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
   char name[64];
   MPI_Comm part;
 
-  snprintf(name, sizeof name, "np %d ep %d stage %d%s", np, ep, stage,
-           tiny_inline ? " inline" : "");
+  snprintf(name, sizeof name, "np %d ep %d stage %d%s%s", np, ep, stage,
+           tiny_inline ? " inline" : "", stream_waits ? " stream" : "");
   MPI_Comm_split(MPI_COMM_WORLD, me < np ? 0 : MPI_UNDEFINED, me, &part);
   if (part != MPI_COMM_NULL) {
     st = run_twice(ep, stage, part, &one, &two);
@@ -199,6 +205,9 @@ int main(int argc, char **argv)
     given++;
     num_given--;
   }
+  for (int i = 0; i < num_given; i++)
+    stream_waits = stream_waits || strcmp(given[i], wait_on_stream) == 0;
+  tiny_watch();
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   MPI_Comm_rank(MPI_COMM_WORLD, &me);
@@ -209,7 +218,7 @@ int main(int argc, char **argv)
   }
   for (int ep = 1; ep <= 2 && ep <= world; ep++)
     for (int stage = 0; stage <= 3; stage++) {
-      tiny_inline = index++ % 2 == 1;
+      tiny_inline = index++ % 2 == 1 && !stream_waits;
       try_layout(&reference, world, ep, stage);
     }
   if (me == 0) printf("%d passed, %d failed\n", passed, failed);

@@ -17,6 +17,9 @@
 
 enum { MOST = 40, MAX_ASSIGNMENTS = 8 };
 
+/* The model has a dense map beside its experts. */
+static const char shape[] = "moe.use_residual=true";
+
 /* What a layout generates from, and what comes of it. */
 typedef struct text {
   const char *from;
@@ -99,13 +102,14 @@ static mz_status_t teach(const char *folder, int steps,
                          int32_t (*token)(int64_t, int64_t, int64_t),
                          double *loss_out)
 {
-  static const char *const given[] = {
-      "optimizer.params.lr=1e-2", "zero_optimization.stage=2", "moe.ep_size=2"};
+  static const char *const given[] = {"optimizer.params.lr=1e-2",
+                                      "zero_optimization.stage=2",
+                                      "moe.ep_size=2", shape};
   tiny_t tiny;
   mz_step_result_t result = {0};
   mz_status_t st;
 
-  MZ_TRY_GOTO(st, tiny_create(given, 3, MPI_COMM_WORLD, &tiny), done);
+  MZ_TRY_GOTO(st, tiny_create(given, 4, MPI_COMM_WORLD, &tiny), done);
   tiny.token = token;
   for (int i = 0; i < steps; i++)
     MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
@@ -119,7 +123,7 @@ done:
 /* In fp32, then in bf16 from the same checkpoint. */
 static mz_status_t check_overfit(const char *folder)
 {
-  static const char *const half[] = {"bf16.enabled=true"};
+  static const char *const all[] = {shape, "bf16.enabled=true"};
   text_t text = {.from = folder,
                  .prompt = {lesson(0, 0, 0)},
                  .num_prompt = 1,
@@ -128,8 +132,8 @@ static mz_status_t check_overfit(const char *folder)
   double loss;
 
   MZ_TRY(teach(folder, 60, lesson, &loss));
-  for (int given = 0; given <= 1; given++) {
-    MZ_TRY(generate(half, given, MPI_COMM_WORLD, &text));
+  for (int given = 1; given <= 2; given++) {
+    MZ_TRY(generate(all, given, MPI_COMM_WORLD, &text));
     MZ_REQUIRE(text.num == TINY_SEQUENCE, MZ_ERR_DATA, "%d tokens", text.num);
     for (int t = 0; t < TINY_SEQUENCE; t++)
       MZ_REQUIRE(text.tokens[t] == lesson(0, 0, t + 1), MZ_ERR_DATA,
@@ -160,7 +164,7 @@ static mz_status_t check_layout(const text_t *reference, const char *from,
 {
   char own[2][64];
   const char *const given[] = {own[0], own[1], "debug.poison=true",
-                               "moe.drop_tokens=true"};
+                               "moe.drop_tokens=true", shape};
   text_t text = *reference;
   mz_status_t st = MZ_OK;
   MPI_Comm part;
@@ -173,7 +177,7 @@ static mz_status_t check_layout(const text_t *reference, const char *from,
   MPI_Comm_split(MPI_COMM_WORLD, rank < np ? 0 : MPI_UNDEFINED, rank, &part);
   ++*num;
   if (part == MPI_COMM_NULL) return MZ_OK;
-  st = generate(given, 4, part, &text);
+  st = generate(given, 5, part, &text);
   MPI_Comm_free(&part);
   MZ_TRY(st);
   for (int i = 0; i < MOST; i++)
@@ -189,6 +193,7 @@ static mz_status_t check_layouts(const char *folder)
   static const int layouts[][3] = {{1, 1, 3}, {2, 1, 0}, {2, 2, 0}, {2, 1, 3},
                                    {2, 2, 3}, {4, 1, 3}, {4, 2, 0}, {4, 2, 1},
                                    {4, 2, 3}, {4, 4, 0}};
+  const char *const plain[] = {shape};
   text_t reference = {.from = folder,
                       .prompt = {3, 1, 4},
                       .num_prompt = 3,
@@ -203,7 +208,7 @@ static mz_status_t check_layouts(const char *folder)
   MZ_TRY(teach(folder, 4, NULL, &loss));
   if (rank == 0) MZ_TRY(gather_file(folder, file));
   MPI_Barrier(MPI_COMM_WORLD);
-  MZ_TRY(generate(NULL, 0, MPI_COMM_SELF, &reference));
+  MZ_TRY(generate(plain, 1, MPI_COMM_SELF, &reference));
   for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
     MZ_TRY(check_layout(&reference, i % 2 ? file : folder, layouts[i][0],
                         layouts[i][1], layouts[i][2], &num));

@@ -143,8 +143,8 @@ static void name_of(const variant_t *v, const mz_traffic_t *t, char *name,
            v->plan->groups[t->group].name);
 }
 
-/* Calls and bytes of all steps. Pairwise the own block stays and a gather's
- * goes to every other rank. */
+/* Calls and bytes of all steps. Pairwise the own block stays, that of gradients
+ * always does, and a gather's goes to every other rank. */
 static void expect(const variant_t *v, const mz_traffic_t *t, int64_t *calls,
                    int64_t *bytes)
 {
@@ -153,7 +153,8 @@ static void expect(const variant_t *v, const mz_traffic_t *t, int64_t *calls,
 
   *calls = micros * t->calls_micro + v->steps * t->calls_update;
   *bytes = micros * t->bytes_micro + v->steps * t->bytes_update;
-  if (v->split && is_exchange(t->kind)) *bytes = *bytes / (others + 1) * others;
+  if (v->split && t->kind == MZ_ENTRY_TOKENS)
+    *bytes = *bytes / (others + 1) * others;
   if (v->split && !is_exchange(t->kind)) *bytes *= others;
 }
 

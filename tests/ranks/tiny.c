@@ -3,10 +3,13 @@
 
 #include "base/alloc.h"
 #include "base/check.h"
+#include "comm/comm.h"
 #include <moezero/gpt.h>
 
 #include <math.h>
 #include <moezero/random.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,6 +58,51 @@ mz_status_t tiny_config(const char *const *assignments, int num, MPI_Comm comm,
   return MZ_TRACE(mz_config_resolve(*config_out, size));
 }
 
+/* --- SIGUSR2 --- */
+
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+static mz_engine_t *watched; /* under the lock */
+
+static void *tell_positions(void *ctx)
+{
+  sigset_t set;
+  int number;
+  char place[512];
+
+  (void)ctx;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR2);
+  while (sigwait(&set, &number) == 0) {
+    pthread_mutex_lock(&watch_lock);
+    snprintf(place, sizeof place, "no engine");
+    if (watched) mz_comm_position(mz_engine_comm(watched), place, sizeof place);
+    fprintf(stderr, "%s\n", place);
+    pthread_mutex_unlock(&watch_lock);
+  }
+  return NULL;
+}
+
+void tiny_watch(void)
+{
+  pthread_t thread;
+  sigset_t set;
+
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR2);
+  pthread_sigmask(SIG_BLOCK, &set, NULL);
+  if (pthread_create(&thread, NULL, tell_positions, NULL) == 0)
+    pthread_detach(thread);
+}
+
+static void watch(mz_engine_t *engine)
+{
+  pthread_mutex_lock(&watch_lock);
+  watched = engine;
+  pthread_mutex_unlock(&watch_lock);
+}
+
+/* --- engines --- */
+
 mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
                         tiny_t *tiny_out)
 {
@@ -65,12 +113,14 @@ mz_status_t tiny_create(const char *const *assignments, int num, MPI_Comm comm,
   MZ_TRY(mz_gpt_declare(mz_config_values(tiny_out->config), tiny_out->decl));
   MZ_TRY(mz_engine_create(tiny_out->config, tiny_out->decl, comm,
                           &tiny_out->engine));
+  watch(tiny_out->engine);
   if (!tiny_tuning) return MZ_OK;
   return MZ_TRACE(mz_engine_take_tuning(tiny_out->engine, tiny_tuning));
 }
 
 void tiny_destroy(tiny_t *tiny)
 {
+  watch(NULL);
   mz_engine_destroy(&tiny->engine);
   mz_decl_destroy(&tiny->decl);
   mz_config_destroy(&tiny->config);

@@ -68,6 +68,10 @@ void tiny_destroy(tiny_t *tiny);
 /* Token t of a sample of a step: a noisy sequence. */
 int32_t tiny_token(int64_t step, int64_t sample, int64_t t);
 
+/* From now on SIGUSR2 prints where the messages of the engine that lives stand,
+ * also while it waits. Before MPI makes its threads. */
+void tiny_watch(void);
+
 /* One optimizer step on the global batch of that step. */
 mz_status_t tiny_step(tiny_t *tiny, mz_step_result_t *result_out);
 

@@ -162,6 +162,25 @@ static inline void destroy_world(world_t *w)
   mz_decl_destroy(&w->decl);
 }
 
+/* How a walk is taken: rounds a loop, whether rows are in the pool. */
+typedef struct way {
+  int32_t rounds;
+  bool saved;
+} way_t;
+
+/* The operation behind the one at @p at; round: of the loop, kept between. */
+static inline int32_t next_op(const mz_op_t *ops, int32_t at, way_t way,
+                              int32_t *round)
+{
+  const mz_op_t *op = &ops[at];
+
+  if (op->kind == MZ_OP_LOOP) *round = 0;
+  if (op->kind == MZ_OP_END_LOOP && ++*round < way.rounds) return op->jump;
+  if (op->kind == MZ_OP_AGAIN && *round == 0) return op->jump;
+  if (op->kind == MZ_OP_BRANCH && op->flag != way.saved) return op->jump;
+  return at + 1;
+}
+
 typedef void (*world_fn)(const world_t *w, const char *name);
 
 /* Calls check for each layout and stage, with large and with small buckets. */

@@ -24,6 +24,19 @@ Test(bits, repeat_in_both_forms_of_the_queue_on_4_ranks)
               "moe.overlap_chunks=2");
 }
 
+/* Rows in one round, in several, and sent again. */
+Test(bits, are_the_same_however_many_runs_overlap)
+{
+  expect_same(1, "tests/ranks/rank_bits",
+              "overlap moe.num_experts=8 moe.saved_rows=0.25");
+  expect_same(2, "tests/ranks/rank_bits",
+              "overlap moe.num_experts=8 moe.saved_rows=1.0 -- overlap "
+              "moe.num_experts=8 moe.saved_rows=0.25 debug.poison=true");
+  expect_same(4, "tests/ranks/rank_bits",
+              "overlap moe.num_experts=16 moe.saved_rows=0.25 "
+              "debug.poison=true bf16.enabled=true");
+}
+
 Test(bits, repeat_with_a_tuning_table)
 {
   expect_same(1, "tests/ranks/rank_tuning", "");

@@ -24,18 +24,18 @@ Test(resume, is_bitwise_the_unstopped_run_at_every_stage)
   run_tiny(4, "bitwise");
 }
 
-Test(resume, is_bitwise_in_bf16_too)
+Test(resume, is_bitwise_in_bf16_with_a_residual_mlp_too)
 {
   char folder[SAMPLE_PATH];
 
   make_folder(folder);
   run_ranks(2, "tests/ranks/rank_checkpoint", 240,
-            "bitwise %s bf16.enabled=true", folder);
+            "bitwise %s bf16.enabled=true moe.use_residual=true", folder);
   remove_folder(folder);
 }
 
 /* Biases of gates are in no tensor of the model. */
-Test(resume, brings_the_biases_of_the_gates)
+Test(resume, brings_the_biases_of_the_gates_and_shared_experts)
 {
   static const char *const what[] = {"bitwise", "relayout"};
   char folder[SAMPLE_PATH];
@@ -43,7 +43,9 @@ Test(resume, brings_the_biases_of_the_gates)
   for (int i = 0; i < 2; i++) {
     make_folder(folder);
     run_ranks(4, "tests/ranks/rank_checkpoint", 240,
-              "%s %s moe.bias_update_rate=0.01", what[i], folder);
+              "%s %s moe.bias_update_rate=0.01 moe.num_shared_experts=1 "
+              "moe.shared_expert_gate=true",
+              what[i], folder);
     remove_folder(folder);
   }
 }

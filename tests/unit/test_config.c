@@ -229,9 +229,20 @@ Test(config_set, errors_name_the_assignment)
           "train.stepps: unknown key; did you mean \"steps\"?");
 }
 
+Test(config_set, the_stream_waits_with_a_thread_only)
+{
+  mz_config_t *config = load("comm.wait=stream");
+
+  cr_expect_eq(mz_config_values(config)->comm.wait, MZ_WAIT_STREAM);
+  mz_config_destroy(&config);
+  EXPECT_ERROR(LOAD(none, "comm.wait=stream", "comm.thread=false"),
+               MZ_ERR_CONFIG,
+               "comm.wait \"stream\" needs comm.thread true: while the stream "
+               "waits nobody else would make progress");
+}
+
 Test(config_sorts, later_keys_are_refused_by_name)
 {
-  LATER("comm.wait=stream", "not supported yet: comm.wait (found \"stream\")");
   LATER("fp16.enabled=true", "not supported yet: fp16.enabled (found true)");
   LATER("bf16.bf16_optimizer_states=true",
         "not supported yet: bf16.bf16_optimizer_states (found true)");

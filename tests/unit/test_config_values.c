@@ -133,6 +133,7 @@ Test(config_defaults, run)
   cr_expect_eq(values->train.watchdog_s, 600);
   cr_expect_eq(values->train.max_minutes, 0);
   cr_expect(values->comm.thread);
+  cr_expect_eq(values->comm.wait, MZ_WAIT_HOST);
   cr_expect_eq(values->comm.piece_bytes, 33554432);
   cr_expect_str_eq(values->checkpoint.dir, "checkpoint");
   cr_expect_eq(values->checkpoint.save_interval, 0);

@@ -194,7 +194,8 @@ static void check_reduce(int64_t n, int32_t ranks, int accumulate)
   int64_t stride = n + 3;
   float *in = new_floats(ranks * stride, 1), *out = new_floats(n, 2);
   float *before = new_floats(n, 2);
-  mz_reduce_ranks_t a = {ranks, n, stride, in, MZ_F32, out, accumulate};
+  mz_reduce_ranks_t a = {ranks, n,          stride, in, MZ_F32,
+                         out,   accumulate, NULL,   0};
 
   cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_OK);
   for (int64_t i = 0; i < n; i++) {
@@ -223,7 +224,7 @@ Test(reduce_ranks, rank_order_shows_in_the_bits)
 {
   static const float in[3] = {0x1p24f, 1.0f, -0x1p24f};
   float out = 9;
-  mz_reduce_ranks_t a = {3, 1, 1, in, MZ_F32, &out, 0};
+  mz_reduce_ranks_t a = {3, 1, 1, in, MZ_F32, &out, 0, NULL, 0};
 
   cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_OK);
   cr_assert_eq(out, 0.0f); /* 1 is lost in 2^24 + 1; other orders give 1 */
@@ -234,7 +235,7 @@ Test(reduce_ranks, bf16_is_added_in_fp32)
   /* 1, 2^-8: their sum needs nine bits, one more than bf16 has. */
   static const uint16_t in[4] = {0x3f80, 0x4000, 0x3b80, 0xbf80};
   float out[2];
-  mz_reduce_ranks_t a = {2, 2, 2, in, MZ_BF16, out, 0};
+  mz_reduce_ranks_t a = {2, 2, 2, in, MZ_BF16, out, 0, NULL, 0};
 
   cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_OK);
   cr_assert_eq(out[0], 1.00390625f);
@@ -244,6 +245,47 @@ Test(reduce_ranks, bf16_is_added_in_fp32)
   a.in_dtype = MZ_F32;
   a.num_ranks = 0;
   cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_ERR_ARG);
+  a.num_ranks = a.place = 2;
+  a.own = in;
+  cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_ERR_ARG);
+}
+
+/* The own numbers apart from the others', in the output itself or elsewhere. */
+static void check_own(int32_t ranks, int32_t place, bool over)
+{
+  const int64_t n = 2500, stride = 2503;
+  float *in = new_floats(ranks * stride, 1), *out = new_floats(n, 2);
+  float *own = new_floats(n, 3), *all = NULL, *wanted = new_floats(n, 2);
+  mz_reduce_ranks_t a = {ranks, n, stride, in, MZ_F32, out, !over, own, place};
+  mz_reduce_ranks_t b = {ranks,  n,     stride, NULL, MZ_F32,
+                         wanted, !over, NULL,   0};
+
+  if (over) {
+    memcpy(out, own, (size_t)n * sizeof *out);
+    a.own = out;
+  }
+  cr_assert_eq(mz_new(ranks * stride, "numbers of all", &all), MZ_OK);
+  for (int32_t r = 0; r < ranks; r++)
+    memcpy(all + r * stride, r == place ? own : in + (r - (r > place)) * stride,
+           (size_t)n * sizeof *all);
+  b.in = all;
+  cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &a, NULL), MZ_OK);
+  cr_assert_eq(mz_k_reduce_ranks_cpu(NULL, &b, NULL), MZ_OK);
+  cr_assert_arr_eq(out, wanted, (size_t)n * sizeof *out);
+  mz_free(in);
+  mz_free(out);
+  mz_free(own);
+  mz_free(all);
+  mz_free(wanted);
+}
+
+Test(reduce_ranks, own_numbers_take_their_place_among_the_others)
+{
+  for (int32_t ranks = 1; ranks <= 4; ranks++)
+    for (int32_t place = 0; place < ranks; place++) {
+      check_own(ranks, place, false);
+      check_own(ranks, place, true);
+    }
 }
 
 Test(adamw, stretches_take_the_numbers_of_their_groups)

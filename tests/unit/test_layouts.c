@@ -106,6 +106,16 @@ Test(layouts, equal_with_other_shapes_of_the_layer)
                   "model.dropout=0.1");
 }
 
+Test(layouts, an_expert_of_the_application_may_be_any_map_of_equal_widths)
+{
+  char output[16384];
+  int code = mz_test_mpirun(4, "tests/ranks/rank_own_expert", "", 60, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "exit code %d\n%s", code, output);
+  cr_log_info("%s", output);
+}
+
 Test(layouts, equal_whether_rows_are_saved_or_sent_again)
 {
   expect_equal(4, "cover moe.saved_rows=0.25 -- moe.saved_rows=8 -- "

@@ -37,6 +37,8 @@ static mz_metrics_t example(void)
                     .expert_window = MZ_LOAD_WINDOW,
                     .exchange_bytes = 4096,
                     .planned_exchange_bytes = 8192,
+                    .exchange_ms = 8,
+                    .exposed_ms = 2,
                     .bytes = bytes,
                     .num_bytes = 1};
   return m;
@@ -122,6 +124,10 @@ Test(metrics, every_layer_has_its_load)
   bytes_read = json_object_get(json, "exchange_bytes");
   cr_assert_eq(real(bytes_read, "sent"), 4096);
   cr_assert_eq(real(bytes_read, "planned"), 8192);
+  bytes_read = json_object_get(json, "exchange_ms");
+  cr_assert_eq(real(bytes_read, "under_way"), 8);
+  cr_assert_eq(real(bytes_read, "exposed"), 2);
+  cr_assert_eq(real(json, "exchange_exposed"), 0.25);
   json_decref(json);
 }
 

@@ -42,7 +42,9 @@ static void expect_stages(int ranks, const char *const *words, int num)
 Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
 {
   static const char *const words[] = {
-      "moe.ep_size=1", "moe.ep_size=2 gradient_accumulation_steps=2",
+      "moe.ep_size=1",
+      "moe.ep_size=2 gradient_accumulation_steps=2 moe.num_shared_experts=1 "
+      "moe.shared_expert_gate=true",
       "moe.ep_size=4 moe.saved_rows=0.25"};
 
   expect_stages(4, words, 3);
@@ -51,7 +53,8 @@ Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
 Test(outside, memory_and_messages_are_as_planned_on_2_ranks)
 {
   static const char *const words[] = {
-      "moe.ep_size=2 model.tie_word_embeddings=true comm.thread=false",
+      "moe.ep_size=2 model.tie_word_embeddings=true comm.thread=false "
+      "moe.use_residual=true",
       "moe.aux_loss=load_balancing moe.aux_loss_coef=0.01 "
       "gradient_accumulation_steps=2"};
 
@@ -68,7 +71,8 @@ Test(outside, memory_and_messages_are_as_planned_on_3_ranks)
 Test(outside, memory_and_messages_are_as_planned_in_pieces)
 {
   static const char *const words[] = {
-      "moe.ep_size=2 comm.piece_bytes=4096 moe.overlap_chunks=2",
+      "moe.ep_size=2 comm.piece_bytes=4096 moe.num_experts=8 "
+      "moe.overlap_chunks=4 moe.saved_rows=0.25",
       "moe.ep_size=2 debug.poison=true " ZERO
       "stage3_max_reuse_distance=0 " ZERO
       "stage3_param_persistence_threshold=0",

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-enum { NOBODY = -1, ROUNDS = 2 };
+enum { NOBODY = -1 };
 
 /* --- the arena --- */
 
@@ -105,9 +105,11 @@ static void read_from(const arena_t *a, int32_t buffer, int32_t at)
                                  : a->plan->buffers[a->owner[i]].name);
 }
 
-static void sides(const mz_plan_t *p, const mz_entry_t *e, int32_t *send,
+static void sides(const mz_plan_t *p, const mz_op_t *op, int32_t *send,
                   int32_t *recv)
 {
+  const mz_entry_t *e = &p->entries[op->entry];
+
   *send = *recv = -1;
   switch (e->kind) {
   case MZ_ENTRY_GRADS:
@@ -118,8 +120,8 @@ static void sides(const mz_plan_t *p, const mz_entry_t *e, int32_t *send,
     *send = p->buffer_of_decl[p->moes[e->moe].counts];
     break;
   case MZ_ENTRY_TOKENS:
-    *send = p->buffer_of_decl[e->send];
-    *recv = p->buffer_of_decl[e->recv];
+    *send = mz_plan_buffer_at(p, e->send, op->run);
+    *recv = mz_plan_buffer_at(p, e->recv, op->run);
     break;
   default:
     *recv = e->staging >= 0 ? e->staging : e->target;
@@ -132,7 +134,7 @@ static void take_message(arena_t *a, const mz_op_t *op, int32_t at)
   bool reduce = e->kind == MZ_ENTRY_GRADS;
   int32_t send, recv;
 
-  sides(a->plan, e, &send, &recv);
+  sides(a->plan, op, &send, &recv);
   switch (op->kind) {
   case MZ_OP_PACK:
     if (reduce) read_from(a, e->target, at);
@@ -164,9 +166,9 @@ static void take_compute(arena_t *a, const mz_op_t *op, int32_t at)
   const mz_compute_opts_t *c = &p->decl->steps[op->pass][op->step].compute;
 
   for (int32_t i = 0; i < c->num_reads; i++)
-    read_from(a, p->buffer_of_decl[c->reads[i]], at);
+    read_from(a, mz_plan_buffer_at(p, c->reads[i], op->run), at);
   for (int32_t i = 0; i < c->num_writes; i++)
-    write_to(a, p->buffer_of_decl[c->writes[i]]);
+    write_to(a, mz_plan_buffer_at(p, c->writes[i], op->run));
 }
 
 static void take_op(arena_t *a, const mz_op_t *op, int32_t at)
@@ -197,19 +199,13 @@ static void take_op(arena_t *a, const mz_op_t *op, int32_t at)
 /* Two rounds a loop; rows are sent again. */
 static void walk(arena_t *a, mz_walk_t w)
 {
+  const way_t way = {.rounds = 2, .saved = false};
   const mz_op_t *ops = a->plan->ops[w];
   int32_t round = 0;
 
-  for (int32_t at = 0; at < a->plan->num_ops[w];) {
-    const mz_op_t *op = &ops[at];
-
-    take_op(a, op, at);
-    if (op->kind == MZ_OP_LOOP) round = 1;
-    if (op->kind == MZ_OP_END_LOOP && round++ < ROUNDS)
-      at = op->jump;
-    else
-      at = op->kind == MZ_OP_BRANCH && op->flag ? op->jump : at + 1;
-  }
+  for (int32_t at = 0; at < a->plan->num_ops[w];
+       at = next_op(ops, at, way, &round))
+    take_op(a, &ops[at], at);
 }
 
 static void check_walks(const world_t *w, const char *name)

@@ -215,7 +215,7 @@ Test(plan_times, messages_cost_latency_and_bytes_of_balanced_tokens)
 {
   mz_machine_t slow = {1 / never, 1 / never, 1 / never, 1};
   mz_machine_t thin = {1 / never, 1 / never, 1e6, never};
-  double micro = 2 * (24 + 4 * 32 * 128) + 288, step = 256 + 60416 + 30208;
+  double micro = 2 * (24 + 4 * 32 * 128) + 288, step = 256 + 30208 + 30208;
   mz_decl_t *decl;
   mz_plan_t *p = tiny_plan(&decl, 2, 1, &slow);
 

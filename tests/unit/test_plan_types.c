@@ -76,8 +76,8 @@ Test(plan_types, bf16_has_a_workspace_and_fp32_none, .fini = free_made)
   cr_expect_geq(half->category_bytes[MZ_CAT_WORKSPACE], b->bytes);
 }
 
-/* Contributions in bf16 are packed, one unit in one piece too; what is summed
- * at stage 0 is gathered in fp32. */
+/* Contributions in bf16 are packed, one unit in one piece too, and those of the
+ * other ranks arrive; what is summed at stage 0 is gathered in fp32. */
 Test(plan_types, gradients_travel_in_the_type_of_the_wire, .fini = free_made)
 {
   for (int64_t stage = 0; stage <= 3; stage++) {
@@ -90,12 +90,15 @@ Test(plan_types, gradients_travel_in_the_type_of_the_wire, .fini = free_made)
                  traffic_of(half, MZ_ENTRY_SUMS));
     for (int32_t i = 0; i < half->num_entries; i++) {
       const mz_entry_t *e = &half->entries[i];
+      int64_t ranks;
 
       if (e->kind == MZ_ENTRY_SUMS) cr_expect_eq(e->dtype, MZ_F32);
       if (e->kind != MZ_ENTRY_GRADS) continue;
       cr_expect_eq(e->dtype, MZ_BF16);
       cr_assert_geq(e->packed, 0);
-      cr_expect_eq(bytes_of(half, e->packed), bytes_of(half, e->staging));
+      ranks = half->units[e->first_unit].ranks;
+      cr_expect_eq(bytes_of(half, e->packed), e->length * 2 * ranks);
+      cr_expect_eq(bytes_of(half, e->staging), e->length * 2 * (ranks - 1));
     }
   }
 }

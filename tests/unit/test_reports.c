@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,6 +203,22 @@ Test(reports, with_drops_do_not_depend_on_ep_size_and_stage)
   free_run(&run);
 }
 
+/* Under way within the step, and only where something travels. */
+static void expect_time(const json_t *line, bool travels)
+{
+  const json_t *ms = json_object_get(line, "exchange_ms");
+  double all = json_number_value(json_object_get(ms, "under_way"));
+  double exposed = json_number_value(json_object_get(ms, "exposed"));
+  double step = json_number_value(json_object_get(line, "step_ms"));
+  double share = json_number_value(json_object_get(line, "exchange_exposed"));
+
+  cr_expect_eq(all > 0, travels, "%g ms", all);
+  cr_expect_eq(exposed > 0, travels, "%g ms", exposed);
+  cr_expect_lt(all, step);
+  cr_expect_lt(exposed, step);
+  cr_expect_float_eq(share * all, exposed, 1e-9);
+}
+
 /* A row goes there and back in each pass; one that is not in the pool goes
  * there once more in backward. */
 static void expect_bytes(int ranks, const char *options, int trips)
@@ -214,6 +231,7 @@ static void expect_bytes(int ranks, const char *options, int trips)
     cr_expect_eq(sent, (double)trips * MOES * ROUTES * HIDDEN * 4,
                  "%d ranks, %s: %g bytes", ranks, options, sent);
     cr_expect_leq(sent, bytes_of(run.line[i], "planned"));
+    expect_time(run.line[i], sent > 0);
   }
   free_run(&run);
 }

@@ -2,6 +2,8 @@
 /* Routing against an explicit list of rows. E experts, D ranks of the group. */
 #include "plan/plan.h"
 
+#include "base/alloc.h"
+
 #include <criterion/criterion.h>
 #include <moezero/random.h>
 #include <string.h>
@@ -77,18 +79,29 @@ static int64_t list_rows(const matrix_t *m, int32_t d, int32_t first,
   return n;
 }
 
+/* Where round 0 begins in the list of a run: windows end at multiples of
+ * round_rows in the rows of all runs. */
+static int64_t first_begin(const matrix_t *m, int32_t d, int32_t first,
+                           int64_t round_rows)
+{
+  static row_t before[MAX_ROWS];
+
+  return -(list_rows(m, d, 0, first, before) % round_rows);
+}
+
 /* A round at d: rows [begin, end) of the list. */
 static void check_window(const matrix_t *m, int32_t d, int32_t first,
                          int32_t num, int64_t round, int64_t round_rows,
                          const row_t *rows, int64_t n)
 {
-  int64_t begin = round * round_rows, end = begin + round_rows;
+  int64_t begin = first_begin(m, d, first, round_rows) + round * round_rows;
+  int64_t end = begin + round_rows;
   int32_t counts[MAX_D * MAX_E] = {0}, offsets[MAX_E + 1] = {0};
   int32_t got[MAX_D * MAX_E], got_offsets[MAX_E + 1];
   int32_t base = d * (m->experts / m->ranks) + first;
   int64_t total = 0;
 
-  for (int64_t i = begin; i < end && i < n; i++) {
+  for (int64_t i = mz_max_i64(begin, 0); i < end && i < n; i++) {
     counts[rows[i].source * num + rows[i].expert - base]++;
     for (int32_t e = rows[i].expert - base; e < num; e++)
       offsets[e + 1]++;
@@ -110,12 +123,13 @@ static void check_part(const matrix_t *m, int32_t s, int32_t d, int32_t first,
                        int32_t num, int64_t round, int64_t round_rows,
                        const row_t *rows, int64_t n)
 {
-  int64_t begin = round * round_rows, end = begin + round_rows;
+  int64_t begin = first_begin(m, d, first, round_rows) + round * round_rows;
+  int64_t end = begin + round_rows;
   int64_t displ = -1, next = -1, want = 0;
   int64_t part = mz_route_part(m->kept, m->experts, m->ranks, s, d, first, num,
                                round, round_rows, &displ);
 
-  for (int64_t i = begin; i < end && i < n; i++) {
+  for (int64_t i = mz_max_i64(begin, 0); i < end && i < n; i++) {
     if (rows[i].source != s) continue;
     if (want == 0) {
       cr_assert_eq(displ, rows[i].at);
@@ -137,9 +151,10 @@ static void check_run(const matrix_t *m, int32_t first, int32_t num,
   for (int32_t d = 0; d < m->ranks; d++) {
     static row_t rows[MAX_ROWS];
     int64_t n = list_rows(m, d, first, num, rows), seen = 0;
+    int64_t end = n - first_begin(m, d, first, round_rows);
 
-    if ((n + round_rows - 1) / round_rows > needed)
-      needed = (n + round_rows - 1) / round_rows;
+    if (n > 0 && (end + round_rows - 1) / round_rows > needed)
+      needed = (end + round_rows - 1) / round_rows;
     for (int64_t r = 0; r < rounds; r++) {
       check_window(m, d, first, num, r, round_rows, rows, n);
       seen += mz_route_window(m->kept, m->experts, m->ranks, d, first, num, r,
@@ -183,7 +198,8 @@ Test(route, windows_partition_the_rows_and_parts_agree_with_the_list)
 }
 
 /* kept [2, 4], rank 1 holds experts 2, 3: rows e2: 3 of s0, 2 of s1; e3: 4 of
- * s1. Rounds of 4: [e2 s0 x3, e2 s1], [e2 s1, e3 s1 x3], [e3 s1]. */
+ * s1. Rounds of 4: [e2 s0 x3, e2 s1], [e2 s1, e3 s1 x3], [e3 s1]. A run of e3
+ * alone has its rows in the last two. */
 Test(route, a_case_by_hand)
 {
   const int32_t kept[] = {1, 0, 3, 0, /**/ 0, 5, 2, 4};
@@ -193,7 +209,9 @@ Test(route, a_case_by_hand)
   cr_expect_eq(mz_route_local_rows(kept, 4, 2, 0), 6);
   cr_expect_eq(mz_route_local_rows(kept, 4, 2, 1), 9);
   cr_expect_eq(mz_route_rounds(kept, 4, 2, 0, 2, 4), 3);
-  cr_expect_eq(mz_route_rounds(kept, 4, 2, 1, 1, 4), 2); /* expert 1: 5 */
+  cr_expect_eq(mz_route_rounds(kept, 4, 2, 1, 1, 4), 2);
+  cr_expect_eq(mz_route_window(kept, 4, 2, 1, 1, 1, 0, 4, NULL, NULL), 3);
+  cr_expect_eq(mz_route_window(kept, 4, 2, 1, 1, 1, 1, 4, NULL, NULL), 1);
   cr_expect_eq(mz_route_window(kept, 4, 2, 1, 0, 2, 1, 4, counts, offsets), 4);
   cr_expect_eq(counts[0] + counts[1], 0);
   cr_expect_eq(counts[2], 1);

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Steps whose waits are a stream's, on a device whose work is done later, in
+ * the place of a GPU (tests/ranks/late_device.h). */
+#include "mpirun.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+static char output[16384];
+
+static void run(int ranks, const char *args)
+{
+  int code = mz_test_mpirun(ranks, "tests/ranks/rank_stream", args, 120, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "%d ranks, %s: exit code %d\n%s", ranks, args, code,
+               output);
+}
+
+Test(stream, bits_are_those_of_a_waiting_host)
+{
+  run(2, "");
+  run(3, "4");
+}
+
+Test(stream, one_rank_waits_for_nobody) { run(1, "2"); }
+
+Test(stream, no_wait_hangs_with_4_ranks_one_late_at_random)
+{
+  run(4, "12 moe.drop_tokens=true model.dropout=0.1 gradient_clipping=0.1");
+}
+
+Test(stream, rounds_and_pieces_find_their_arrays_free)
+{
+  run(2, "4 moe.saved_rows=0.25 moe.overlap_chunks=2 comm.piece_bytes=4096 "
+         "train_micro_batch_size_per_gpu=2");
+}
+
+/* The stream of rank 0 waits for what rank 1 does not send. */
+Test(stream, ends_when_another_rank_stands_still)
+{
+  int code = mz_test_mpirun(2, "tests/ranks/rank_stream",
+                            "4 comm.wait=stream train.watchdog_s=1 "
+                            "debug.fault=stall:rank1:step3",
+                            60, output, sizeof output);
+
+  cr_assert_eq(code, 7, "exit code %d\n%s", code, output);
+  cr_expect(strstr(output, "rank 1 is late"), "%s", output);
+}
+
+Test(stream, all_ranks_end_a_step_that_one_failed_in)
+{
+  int code = mz_test_mpirun(
+      2, "tests/ranks/rank_stream",
+      "4 comm.wait=stream moe.ep_size=2 zero_optimization.stage=3 "
+      "debug.fault=oom:rank1:step3",
+      60, output, sizeof output);
+
+  cr_assert_eq(code, 7, "exit code %d\n%s", code, output);
+  cr_expect(strstr(output, "verdict of 0: "), "%s", output);
+  cr_expect(strstr(output, "no memory (debug.fault"), "%s", output);
+}
