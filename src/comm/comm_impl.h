@@ -67,6 +67,7 @@ typedef struct mz_ring {
 typedef struct mz_comm_group {
   char name[MZ_NAME_MAX];
   int size, rank;
+  bool together;                  /* its ranks share a machine */
   MPI_Comm lanes[MZ_NUM_LANES];   /* MPI_COMM_NULL when size is 1 */
   uint32_t started[MZ_NUM_LANES]; /* for tags: same on all ranks of the group */
 } mz_comm_group_t;
@@ -192,6 +193,9 @@ void mz_queue_pause(mz_comm_t *comm);         /* stops and joins it */
 void mz_queue_progress(mz_comm_t *comm);
 
 /* wire.c: starts and tests one message; progressing side. */
+/** Whether a message that goes to MPI at once would overtake one that is still
+ * copied to host memory: then ranks would call MPI in different orders. */
+bool mz_wire_must_wait(const mz_comm_t *comm, int lane, const mz_msg_t *msg);
 mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight);
 mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
                          bool *done_out);

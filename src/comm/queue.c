@@ -107,7 +107,9 @@ static mz_status_t start_ready(mz_comm_t *comm, int lane, bool *moved)
     bool ready;
 
     MZ_TRY(is_ready(comm, &ring->slots[next % MZ_RING], &ready));
-    if (!ready) break;
+    if (!ready ||
+        mz_wire_must_wait(comm, lane, &ring->slots[next % MZ_RING].msg))
+      break;
     MZ_TRY(start_next(comm, lane, next));
     *moved = true;
   }
