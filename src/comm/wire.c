@@ -235,6 +235,18 @@ static bool is_next_out(const mz_comm_t *comm, int lane, const mz_flight_t *f)
   return true;
 }
 
+/* One that is not staged is with MPI at once. */
+bool mz_wire_may_start(const mz_comm_t *comm, int lane, const mz_msg_t *next)
+{
+  const mz_ring_t *ring = &comm->rings[lane];
+
+  if (next->backend && ring->flights[0].room_bytes > 0) return true;
+  for (int i = 0; i < ring->max_flight; i++)
+    if (ring->flights[i].number && ring->flights[i].phase == MZ_STAGE_OUT)
+      return false;
+  return true;
+}
+
 /* The copies of a staged message have ended: on to MPI, or that was all. */
 static mz_status_t end_stage(mz_comm_t *comm, int lane, mz_flight_t *f,
                              bool *done_out)
