@@ -312,6 +312,9 @@ def part_tiny(a, report):
     for ranks in (2,) if a.dry else (2, 4):
         counted(a, report, "tiny-%d" % ranks, mpirun(a, ranks, 120) +
                 [program(a, "tests", "ranks", "rank_device")])
+    counted(a, report, "tiny-overlap", mpirun(a, 2, 120) + [
+        program(a, "tests", "ranks", "rank_device"), "overlap",
+        "moe.num_experts=8", "model.initializer_range=0.2"])
 
 
 LINE = re.compile(r"(\w+) (\w+) (\w+) (\d+) MiB: ([\d.]+) ms, ([\d.]+) GB/s")
