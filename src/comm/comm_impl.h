@@ -193,10 +193,9 @@ void mz_queue_pause(mz_comm_t *comm);         /* stops and joins it */
 void mz_queue_progress(mz_comm_t *comm);
 
 /* wire.c: starts and tests one message; progressing side. */
-/** Whether a message that goes to MPI at once would overtake one that is still
- * copied to host memory: then ranks would call MPI in different orders. */
-bool mz_wire_must_wait(const mz_comm_t *comm, int lane, const mz_msg_t *msg);
 mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight);
+/* Whether the next message of the lane reaches MPI behind those before it. */
+bool mz_wire_may_start(const mz_comm_t *comm, int lane, const mz_msg_t *next);
 mz_status_t mz_wire_test(mz_comm_t *comm, int lane, mz_flight_t *flight,
                          bool *done_out);
 void mz_wire_free_types(mz_comm_t *comm);

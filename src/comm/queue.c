@@ -86,12 +86,13 @@ static mz_status_t start_next(mz_comm_t *comm, int lane, uint64_t number)
 }
 
 /* Counts are there and the device has written what is sent. */
-static mz_status_t is_ready(mz_comm_t *comm, const mz_slot_t *slot,
+static mz_status_t is_ready(mz_comm_t *comm, int lane, const mz_slot_t *slot,
                             bool *ready_out)
 {
   mz_ticket_t after = slot->msg.after;
 
-  *ready_out = !after.number || mz_comm_is_done(comm, after);
+  *ready_out = (!after.number || mz_comm_is_done(comm, after)) &&
+               mz_wire_may_start(comm, lane, &slot->msg);
   if (!*ready_out || !comm->device) return MZ_OK;
   return MZ_TRACE(mz_event_done(comm->device, slot->ready, ready_out));
 }
@@ -106,10 +107,8 @@ static mz_status_t start_ready(mz_comm_t *comm, int lane, bool *moved)
   for (; next <= posted && ring->num_flight < ring->max_flight; next++) {
     bool ready;
 
-    MZ_TRY(is_ready(comm, &ring->slots[next % MZ_RING], &ready));
-    if (!ready ||
-        mz_wire_must_wait(comm, lane, &ring->slots[next % MZ_RING].msg))
-      break;
+    MZ_TRY(is_ready(comm, lane, &ring->slots[next % MZ_RING], &ready));
+    if (!ready) break;
     MZ_TRY(start_next(comm, lane, next));
     *moved = true;
   }

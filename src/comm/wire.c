@@ -232,17 +232,6 @@ mz_status_t mz_wire_start(mz_comm_t *comm, int lane, mz_flight_t *flight)
   return MZ_TRACE(start_wire(comm, lane, flight, msg));
 }
 
-bool mz_wire_must_wait(const mz_comm_t *comm, int lane, const mz_msg_t *msg)
-{
-  const mz_ring_t *ring = &comm->rings[lane];
-
-  if (msg->backend && ring->flights[0].room_bytes > 0) return false;
-  for (int i = 0; i < ring->max_flight; i++)
-    if (ring->flights[i].number && ring->flights[i].phase == MZ_STAGE_OUT)
-      return true;
-  return false;
-}
-
 /* Messages reach MPI in the order of posting, whichever copy is found first. */
 static bool is_next_out(const mz_comm_t *comm, int lane, const mz_flight_t *f)
 {
@@ -251,6 +240,18 @@ static bool is_next_out(const mz_comm_t *comm, int lane, const mz_flight_t *f)
   for (int i = 0; i < ring->max_flight; i++)
     if (ring->flights[i].number && ring->flights[i].number < f->number &&
         ring->flights[i].phase == MZ_STAGE_OUT)
+      return false;
+  return true;
+}
+
+/* One that is not staged is with MPI at once. */
+bool mz_wire_may_start(const mz_comm_t *comm, int lane, const mz_msg_t *next)
+{
+  const mz_ring_t *ring = &comm->rings[lane];
+
+  if (next->backend && ring->flights[0].room_bytes > 0) return true;
+  for (int i = 0; i < ring->max_flight; i++)
+    if (ring->flights[i].number && ring->flights[i].phase == MZ_STAGE_OUT)
       return false;
   return true;
 }

@@ -209,6 +209,9 @@ def ours(a, name, model, given, seconds=110):
     ep_size = RANKS if "moe.ep_size=%d" % RANKS in given else 1
     row["load"] = max(most_loaded(x, ep_size) for x in lines)
     row["times"] = [x["time_ms"] for x in lines]
+    for key in ("under_way", "exposed"):
+        row[key] = statistics.mean(x["exchange_ms"][key] or 0.0
+                                   for x in lines)
     say("%s: %.0f tokens/s, first step after %.1f s" % (
         name, row["speed"], row["first_s"]))
     return row
@@ -314,6 +317,9 @@ def part_tiny(a, report):
     for ranks in (2,) if a.dry else (2, 4):
         counted(a, report, "tiny-%d" % ranks, mpirun(a, ranks, 120) +
                 [program(a, "tests", "ranks", "rank_device")])
+    counted(a, report, "tiny-overlap", mpirun(a, 2, 120) + [
+        program(a, "tests", "ranks", "rank_device"), "overlap",
+        "moe.num_experts=8", "model.initializer_range=0.2"])
 
 
 LINE = re.compile(r"(\w+) (\w+) (\w+) (\d+) MiB: ([\d.]+) ms, ([\d.]+) GB/s")
@@ -488,18 +494,26 @@ def part_overlap(a, report):
         parts = {name: statistics.mean(times.get(name, 0.0)
                                        for times in row["times"])
                  for name in sorted(names)}
-        exposed[chunks] = parts.get("message.tokens", 0.0)
-        rows.append("| %d | %.2f | %.2f | %s |" % (
-            chunks, row["ms"], exposed[chunks], ", ".join(
+        # null where the stream waits: then as the GPU's clock has it
+        exposed[chunks] = row["exposed"] or parts.get("message.tokens", 0.0)
+        rows.append("| %d | %.2f | %.2f | %.2f | %.2f | %s |" % (
+            chunks, row["ms"], row["under_way"], exposed[chunks],
+            exposed[chunks] / max(row["under_way"], 1e-9), ", ".join(
                 "%s %.2f" % x for x in parts.items())))
     report.put("", "ZeRO-1 EP 2, with wall_clock_breakdown, which costs a wait "
-               "at the end of a step; rank 0.", "", "| overlap_chunks | ms a "
-               "step | tokens exposed, ms | parts, ms |", "|---|---|---|---|",
-               *rows, "")
-    if exposed.get(1) and len(exposed) > 1 and not a.dry:
+               "at the end of a step; rank 0. Tokens under way and exposed: "
+               "exchange_ms of the metrics; parts: of the GPU's clock.", "",
+               "| overlap_chunks | ms a step | tokens under way, ms | exposed, "
+               "ms | share | parts, ms |", "|---|---|---|---|---|---|", *rows,
+               "")
+    if exposed.get(1) and len(exposed) > 1:
         ratio = min(exposed.values()) / exposed[1]
-        report.check(ratio <= 0.35, "exposed at best: %.2f of the exposure "
-                     "with one chunk (at most 0.35)" % ratio)
+        text = ("exposed at best: %.2f of the exposure with one chunk (at most "
+                "0.35)" % ratio)
+        if a.dry:
+            report.put("- " + text)
+        else:
+            report.check(ratio <= 0.35, text)
 
 
 PARTS = {"tiny": part_tiny, "exchange": part_exchange, "mixtral": part_mixtral,

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* TINY on GPUs, where ranks may share one: every layout of the ranks equals one
  * CPU rank, whatever waits, and a run repeats its bits. Needs a GPU.
- *   rank_device [soak=STEPS] [KEY=VALUE]...
+ *   rank_device [soak=STEPS | overlap] [KEY=VALUE]...
  * Prints a line a layout; the last one counts. With soak only that many steps
- * of routing that changes, one rank held up at random. Layouts make progress by
- * the thread and inline in turn, with comm.wait=stream by the thread. SIGUSR2
- * prints where the messages stand. Exit code 0: all agree.
+ * of routing that changes, one rank held up at random. With overlap each layout
+ * runs with moe.overlap_chunks 1, 2 and 4, which must have the same bits.
+ * Layouts make progress by the thread and inline in turn, with comm.wait=stream
+ * by the thread. SIGUSR2 prints where the messages stand. Built as rank_late it
+ * needs no GPU: late_device.h stands in for it. Exit code 0: all agree.
  */
+#ifdef MZ_LATE_DEVICE
+#include "late_device.h"
+#endif
 #include "tiny.h"
 
 #include "base/alloc.h"
@@ -19,7 +24,14 @@
 #include <string.h>
 #include <time.h>
 
-enum { STEPS = 10, BATCH = 8, OWN = 5, MAX_ALL = 32, MAX_SEEDS = 16 };
+enum {
+  STEPS = 10,
+  BATCH = 8,
+  OWN = 6,
+  MAX_ALL = 32,
+  MAX_SEEDS = 16,
+  MAX_RUNS = 3
+};
 
 /* Sums of another order over ten steps of an optimizer (the design's bound). */
 static const double bound = 1e-4;
@@ -31,8 +43,11 @@ static const char **given;
 static int num_given;
 static bool stream_waits;
 
-static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
-                           int num_steps, tiny_run_t *run)
+/* moe.overlap_chunks of the runs of a layout. */
+static int chunks[MAX_RUNS] = {1, 1}, num_runs = 2;
+
+static mz_status_t run_one(const char *device, int ep, int stage, int cut,
+                           MPI_Comm comm, int num_steps, tiny_run_t *run)
 {
   char own[OWN][64];
   const char *all[MAX_ALL];
@@ -45,6 +60,7 @@ static mz_status_t run_one(const char *device, int ep, int stage, MPI_Comm comm,
   snprintf(own[3], sizeof own[3], "train_micro_batch_size_per_gpu=%d",
            BATCH / size);
   snprintf(own[4], sizeof own[4], "train.seed=%d", seed);
+  snprintf(own[5], sizeof own[5], "moe.overlap_chunks=%d", cut);
   for (; n < OWN; n++)
     all[n] = own[n];
   for (int i = 0; i < num_given; i++)
@@ -58,7 +74,7 @@ static mz_status_t find_reference(tiny_run_t *run)
 {
   for (int i = 0; i < MAX_SEEDS; i++, seed++) {
     tiny_run_free(run);
-    MZ_TRY(run_one("cpu", 1, 0, MPI_COMM_SELF, STEPS, run));
+    MZ_TRY(run_one("cpu", 1, 0, 1, MPI_COMM_SELF, STEPS, run));
     if (run->min_gap > 1e-4) return MZ_OK;
   }
   MZ_FAIL(MZ_ERR_DATA, "a gate gap below 1e-4 at every seed");
@@ -82,24 +98,24 @@ static void note(bool ok, const char *name, mz_status_t st,
     failed++;
 }
 
-/* Two runs with rank 0's table of a first step: bits repeat with one table. */
-static mz_status_t run_twice(int ep, int stage, MPI_Comm comm, tiny_run_t *one,
-                             tiny_run_t *two)
+/* Runs with rank 0's table of a first step: bits repeat with one table. */
+static mz_status_t run_all(int ep, int stage, MPI_Comm comm, tiny_run_t *runs)
 {
   tiny_run_t first = {0};
   char *table = NULL;
   int bytes;
   mz_status_t st;
 
-  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, 1, &first), done);
+  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, 1, comm, 1, &first), done);
   bytes = (int)strlen(first.tuning) + 1;
   MPI_Bcast(&bytes, 1, MPI_INT, 0, comm);
   MZ_TRY_GOTO(st, mz_new(bytes, "table", &table), done);
   if (me == 0) memcpy(table, first.tuning, (size_t)bytes);
   MPI_Bcast(table, bytes, MPI_CHAR, 0, comm);
   tiny_tuning = table;
-  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, STEPS, one), done);
-  MZ_TRY_GOTO(st, run_one("cuda", ep, stage, comm, STEPS, two), done);
+  for (int i = 0; i < num_runs; i++)
+    MZ_TRY_GOTO(
+        st, run_one("cuda", ep, stage, chunks[i], comm, STEPS, &runs[i]), done);
 done:
   tiny_tuning = NULL;
   mz_free(table);
@@ -109,7 +125,7 @@ done:
 
 static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
 {
-  tiny_run_t one = {0}, two = {0};
+  tiny_run_t runs[MAX_RUNS] = {{0}};
   tiny_apart_t apart = {.name = "nothing"};
   bool same = true;
   mz_status_t st = MZ_OK;
@@ -120,18 +136,17 @@ static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
            tiny_inline ? " inline" : "", stream_waits ? " stream" : "");
   MPI_Comm_split(MPI_COMM_WORLD, me < np ? 0 : MPI_UNDEFINED, me, &part);
   if (part != MPI_COMM_NULL) {
-    st = run_twice(ep, stage, part, &one, &two);
-    if (st == MZ_OK) {
-      apart = tiny_compare(reference, &one);
-      same = one.hash == two.hash;
-    }
+    st = run_all(ep, stage, part, runs);
+    if (st == MZ_OK) apart = tiny_compare(reference, &runs[0]);
+    for (int i = 1; st == MZ_OK && i < num_runs; i++)
+      same = same && runs[0].hash == runs[i].hash;
     MPI_Comm_free(&part);
   }
   note(st == MZ_OK && same && apart.loss <= bound && apart.norm <= bound &&
            apart.tensor <= bound,
        name, st, &apart, same);
-  tiny_run_free(&one);
-  tiny_run_free(&two);
+  for (int i = 0; i < num_runs; i++)
+    tiny_run_free(&runs[i]);
 }
 
 /* Nobody knows which rank is late in a step, nor by how much. */
@@ -205,9 +220,19 @@ int main(int argc, char **argv)
     given++;
     num_given--;
   }
+  if (num_given > 0 && strcmp(given[0], "overlap") == 0) {
+    num_runs = 3;
+    chunks[1] = 2;
+    chunks[2] = 4;
+    given++;
+    num_given--;
+  }
   for (int i = 0; i < num_given; i++)
     stream_waits = stream_waits || strcmp(given[i], wait_on_stream) == 0;
   tiny_watch();
+#ifdef MZ_LATE_DEVICE
+  late_device_use();
+#endif
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_size(MPI_COMM_WORLD, &world);
   MPI_Comm_rank(MPI_COMM_WORLD, &me);

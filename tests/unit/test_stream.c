@@ -23,6 +23,25 @@ Test(stream, bits_are_those_of_a_waiting_host)
   run(3, "4");
 }
 
+static void run_overlap(int ranks, const char *args)
+{
+  int code = mz_test_mpirun(ranks, "tests/ranks/rank_late", args, 120, output,
+                            sizeof output);
+
+  cr_assert_eq(code, 0, "%d ranks, %s: exit code %d\n%s", ranks, args, code,
+               output);
+}
+
+/* Against a CPU rank, whoever waits: what travels ahead of the experts leaves
+ * when it is there, and nothing is written that still travels. */
+Test(stream, runs_that_overlap_have_the_bits_of_one_run)
+{
+  run_overlap(2, "overlap moe.num_experts=8 moe.saved_rows=0.25 "
+                 "model.initializer_range=0.2 debug.poison=true");
+  run_overlap(2, "overlap moe.num_experts=8 comm.wait=stream "
+                 "model.initializer_range=0.2 debug.poison=true");
+}
+
 Test(stream, one_rank_waits_for_nobody) { run(1, "2"); }
 
 Test(stream, no_wait_hangs_with_4_ranks_one_late_at_random)
