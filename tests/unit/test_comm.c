@@ -33,6 +33,19 @@ ParameterizedTest(struct form *f, comm, messages_arrive_in_order_and_whole)
                code, output);
 }
 
+Test(comm, no_message_overtakes_one_that_is_staged)
+{
+  static const char *const forms[] = {"thread", "inline"};
+
+  for (int i = 0; i < 2; i++) {
+    char output[4096];
+    int code = mz_test_mpirun(2, "tests/ranks/rank_staged", forms[i], 60,
+                              output, sizeof output);
+
+    cr_assert_eq(code, 0, "%s: exit code %d\n%s", forms[i], code, output);
+  }
+}
+
 static void run_watchdog(const char *args, int ranks, char *output,
                          size_t output_bytes)
 {
