@@ -23,6 +23,9 @@
  * computes while the host waits. On the CPU a step is done when it returns, and
  * the communication thread moves what was posted before it.
  *
+ * Of two dispatches under way the later starts when the other has arrived
+ * (train/routing.c): the experts that compute first need one of them only.
+ *
  * In rounds after the first only the return travels under a dispatch: their
  * number is known from the counts alone, and they are for skewed layers. */
 #include "plan/sketch.h"
