@@ -392,6 +392,8 @@ static double now_ms(void)
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+enum { POLLS = 8 /* of a message for one look at the device */ };
+
 /* While a device has work from before the wait, the message is hidden. An error
  * of the device is one of the step's; the walk goes on. */
 static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
@@ -399,8 +401,9 @@ static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
   mz_status_t st = mz_event_record(e->device, e->at_wait, e->device->stream);
   bool idle = false;
 
-  while (st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket)) {
-    st = mz_event_done(e->device, e->at_wait, &idle);
+  for (int i = 0; st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket); i++) {
+    /* not at each poll: the thread wants the device's library, too */
+    if (i % POLLS == 0) st = mz_event_done(e->device, e->at_wait, &idle);
     sched_yield();
   }
   mz_engine_note(e, st);
