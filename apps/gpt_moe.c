@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpt_moe: trains a Mixture-of-Experts GPT as plain MPI ranks. */
 #include "commands.h"
+#include "commit.h"
 
 #include "base/check.h"
 
@@ -57,7 +58,7 @@ static int run_alone(const options_t *options)
   case COMMAND_CONFIG:
     return command_config(options);
   case COMMAND_VERSION:
-    printf("gpt_moe %s\n", MZ_VERSION);
+    printf("gpt_moe %s, commit %s\n", MZ_VERSION, MZ_COMMIT);
     return EXIT_DONE;
   default:
     fputs(options_help, stdout);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "report.h"
+#include "commit.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
@@ -158,8 +159,9 @@ static json_t *versions(void)
   int bytes;
 
   MPI_Get_library_version(mpi, &bytes);
-  return json_pack("{s:s, s:s, s:s, s:s}", "moezero", MZ_VERSION, "mpi", mpi,
-                   "jansson", JANSSON_VERSION, "compiler", __VERSION__);
+  return json_pack("{s:s, s:s, s:s, s:s, s:s}", "moezero", MZ_VERSION, "commit",
+                   MZ_COMMIT, "mpi", mpi, "jansson", JANSSON_VERSION,
+                   "compiler", __VERSION__);
 }
 
 mz_status_t report_record(const mz_config_t *config, mz_comm_t *comm,

@@ -174,6 +174,7 @@ typedef struct mz_comm_config {
   bool thread;
   mz_wait_t wait;
   int64_t piece_bytes;
+  mz_form_t messages;
 } mz_comm_config_t;
 
 typedef struct mz_checkpoint_config {

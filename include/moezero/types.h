@@ -76,6 +76,14 @@ typedef struct mz_named_number {
   double value;
 } mz_named_number_t;
 
+/** How messages reach MPI; the bits are the same. */
+typedef enum mz_form {
+  MZ_FORM_AUTO,       /* pairwise where a message goes from and to the memory of
+                         GPUs and the ranks of its group share a machine */
+  MZ_FORM_COLLECTIVE, /* one call of all ranks, if its counts fit */
+  MZ_FORM_PAIRWISE    /* a send and a receive with each other rank */
+} mz_form_t;
+
 /** The two backends by name; "auto" takes CUDA where a GPU is found. */
 #define MZ_BACKEND_CPU "/cpu"
 #define MZ_BACKEND_CUDA "/cuda"

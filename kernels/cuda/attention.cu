@@ -5,7 +5,7 @@
 #include "kernels/cuda/attention_form.h"
 #include "kernels/cuda/cuda.h"
 
-enum { MAX_WIDTH = 256, THREADS = 256 };
+enum { THREADS = 256 };
 
 struct mz_cuda_attention {
   mz_cuda_cudnn_t *cudnn; /* NULL: there is none */
@@ -97,21 +97,30 @@ static mz_status_t run_delta(const mz_cuda_heads_t *h, cudaStream_t stream)
 
 /* --- operations --- */
 
+mz_status_t mz_cuda_check_heads(int32_t batch, int32_t sequence, int32_t heads,
+                                int32_t kv_heads, int32_t head_width)
+{
+  MZ_REQUIRE(batch >= 0 && sequence >= 1 && heads >= 1 && kv_heads >= 1 &&
+                 head_width >= 1,
+             MZ_ERR_ARG,
+             "%" PRId32 " sequences of %" PRId32 ", %" PRId32 " heads, %" PRId32
+             " kv heads of width %" PRId32,
+             batch, sequence, heads, kv_heads, head_width);
+  MZ_REQUIRE(heads % kv_heads == 0, MZ_ERR_SHAPE,
+             "%" PRId32 " heads not divisible by %" PRId32 " kv heads", heads,
+             kv_heads);
+  MZ_REQUIRE(head_width <= MZ_CUDA_MAX_HEAD_WIDTH, MZ_ERR_UNSUPPORTED,
+             "head width %" PRId32 ", at most %d", head_width,
+             (int)MZ_CUDA_MAX_HEAD_WIDTH);
+  return MZ_OK;
+}
+
 static mz_status_t heads_of(const mz_attention_t *a, mz_cuda_heads_t *h)
 {
   int64_t ld;
 
-  MZ_REQUIRE(a->batch >= 0 && a->sequence >= 1 && a->heads >= 1 &&
-                 a->kv_heads >= 1 && a->head_width >= 1,
-             MZ_ERR_ARG,
-             "%" PRId32 " sequences of %" PRId32 ", %" PRId32 " heads, %" PRId32
-             " kv heads of width %" PRId32,
-             a->batch, a->sequence, a->heads, a->kv_heads, a->head_width);
-  MZ_REQUIRE(a->heads % a->kv_heads == 0, MZ_ERR_SHAPE,
-             "%" PRId32 " heads not divisible by %" PRId32 " kv heads",
-             a->heads, a->kv_heads);
-  MZ_REQUIRE(a->head_width <= MAX_WIDTH, MZ_ERR_UNSUPPORTED,
-             "head width %" PRId32 ", at most %d", a->head_width, MAX_WIDTH);
+  MZ_TRY(mz_cuda_check_heads(a->batch, a->sequence, a->heads, a->kv_heads,
+                             a->head_width));
   MZ_TRY(mz_mul_i64((int64_t)a->heads + 2 * (int64_t)a->kv_heads, a->head_width,
                     &ld));
   *h = mz_cuda_heads_t{};

@@ -22,6 +22,13 @@ extern "C" {
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+enum { MZ_CUDA_MAX_HEAD_WIDTH = 256 };
+
+/* What attention and rope ask of B, S, A, G and D alike (attention.cu). @return
+ * MZ_OK, MZ_ERR_ARG, MZ_ERR_SHAPE, MZ_ERR_UNSUPPORTED (D too large). */
+mz_status_t mz_cuda_check_heads(int32_t batch, int32_t sequence, int32_t heads,
+                                int32_t kv_heads, int32_t head_width);
+
 /* A call as the kernels see it; passed to them by value. */
 typedef struct mz_cuda_heads {
   int batch, sequence, heads, kv_heads, group, width; /* B S A G A/G D */

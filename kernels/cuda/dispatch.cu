@@ -285,10 +285,30 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* --- launch --- */
 
-/* Whether rows of the table's dtype are whole 16-byte units. */
-static bool in_packs(const mz_kernels_t *kernels, int64_t width)
+typedef struct launch {
+  const char *name;
+  bool aligned;  /* all arrays begin on 16 bytes */
+  int64_t width; /* elements of a row */
+  unsigned blocks;
+  size_t shared_bytes;
+} launch_t;
+
+/* A kernel over rows: of 16-byte units where rows are made of them, else of
+ * single elements. */
+template <typename A>
+static mz_status_t launch_rows(const mz_kernels_t *kernels, const A *a,
+                               void (*units)(A, int64_t),
+                               void (*elements)(A, int64_t), launch_t how,
+                               mz_stream_t stream)
 {
-  return width * (int64_t)mz_dtype_bytes(kernels->dtype) % 16 == 0;
+  int64_t in_unit = 16 / (int64_t)mz_dtype_bytes(kernels->dtype);
+  bool whole = how.aligned && how.width % in_unit == 0;
+  int64_t width = whole ? how.width / in_unit : how.width;
+
+  (whole ? units : elements)<<<how.blocks, THREADS, how.shared_bytes,
+                               mz_cuda_stream(stream)>>>(*a, width);
+  MZ_LAUNCHED(how.name);
+  return MZ_OK;
 }
 
 static mz_status_t blocks_of(int64_t num_tokens, unsigned *blocks_out)
@@ -304,40 +324,31 @@ extern "C" mz_status_t mz_k_permute_cuda(const mz_kernels_t *kernels,
                                          const mz_permute_t *a,
                                          mz_stream_t stream)
 {
-  cudaStream_t s = mz_cuda_stream(stream);
-  bool is_bf16 = kernels->dtype == MZ_BF16;
-  int64_t packs = a->width / (is_bf16 ? 8 : 4);
-  unsigned blocks;
+  launch_t how = {"permute_rows", mz_unit_aligned(a->x) &&
+                                      mz_unit_aligned(a->send),
+                  a->width};
 
   if (a->num_tokens == 0) return MZ_OK;
-  MZ_TRY(blocks_of(a->num_tokens, &blocks));
-  if (in_packs(kernels, a->width) && mz_unit_aligned(a->x) &&
-      mz_unit_aligned(a->send))
-    permute_rows<uint4><<<blocks, THREADS, 0, s>>>(*a, packs);
-  else if (is_bf16)
-    permute_rows<uint16_t><<<blocks, THREADS, 0, s>>>(*a, a->width);
-  else
-    permute_rows<uint32_t><<<blocks, THREADS, 0, s>>>(*a, a->width);
-  MZ_LAUNCHED("permute_rows");
-  return MZ_OK;
+  MZ_TRY(blocks_of(a->num_tokens, &how.blocks));
+  return MZ_TRACE(launch_rows(kernels, a, permute_rows<uint4>,
+                              kernels->dtype == MZ_BF16
+                                  ? permute_rows<uint16_t>
+                                  : permute_rows<uint32_t>,
+                              how, stream));
 }
 
 template <typename T>
 static mz_status_t combine(const mz_kernels_t *kernels, const mz_combine_t *a,
-                           cudaStream_t stream)
+                           mz_stream_t stream)
 {
-  const int n = mz_pack<T>::N;
-  unsigned blocks;
+  launch_t how = {"sum_routes", mz_unit_aligned(a->back) &&
+                                    mz_unit_aligned(a->y),
+                  a->width};
 
   if (a->num_tokens == 0) return MZ_OK;
-  MZ_TRY(blocks_of(a->num_tokens, &blocks));
-  if (in_packs(kernels, a->width) && mz_unit_aligned(a->back) &&
-      mz_unit_aligned(a->y))
-    sum_routes<T, n><<<blocks, THREADS, 0, stream>>>(*a, a->width / n);
-  else
-    sum_routes<T, 1><<<blocks, THREADS, 0, stream>>>(*a, a->width);
-  MZ_LAUNCHED("sum_routes");
-  return MZ_OK;
+  MZ_TRY(blocks_of(a->num_tokens, &how.blocks));
+  return MZ_TRACE(launch_rows(kernels, a, sum_routes<T, mz_pack<T>::N>,
+                              sum_routes<T, 1>, how, stream));
 }
 
 extern "C" mz_status_t mz_k_combine_cuda(const mz_kernels_t *kernels,
@@ -345,7 +356,7 @@ extern "C" mz_status_t mz_k_combine_cuda(const mz_kernels_t *kernels,
                                          mz_stream_t stream)
 {
   return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine, kernels, a, mz_cuda_stream(stream)));
+      MZ_BY_DTYPE(kernels, combine, kernels, a, stream));
 }
 
 extern "C" mz_status_t mz_k_permute_grad_cuda(const mz_kernels_t *kernels,
@@ -361,26 +372,23 @@ extern "C" mz_status_t mz_k_permute_grad_cuda(const mz_kernels_t *kernels,
   sum.back = a->d_row;
   sum.y = a->dx;
   return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine, kernels, &sum, mz_cuda_stream(stream)));
+      MZ_BY_DTYPE(kernels, combine, kernels, &sum, stream));
 }
 
 template <typename T>
 static mz_status_t combine_grad(const mz_kernels_t *kernels,
-                                const mz_combine_grad_t *a, cudaStream_t stream)
+                                const mz_combine_grad_t *a, mz_stream_t stream)
 {
   const mz_combine_t *f = &a->forward;
-  const int n = mz_pack<T>::N;
-  unsigned blocks;
+  launch_t how = {"combine_grad_rows", mz_unit_aligned(f->back) &&
+                                           mz_unit_aligned(a->dy) &&
+                                           mz_unit_aligned(a->d_send),
+                  f->width};
 
   if (f->num_tokens == 0) return MZ_OK;
-  MZ_TRY(blocks_of(f->num_tokens, &blocks));
-  if (in_packs(kernels, f->width) && mz_unit_aligned(f->back) &&
-      mz_unit_aligned(a->dy) && mz_unit_aligned(a->d_send))
-    combine_grad_rows<T, n><<<blocks, THREADS, 0, stream>>>(*a, f->width / n);
-  else
-    combine_grad_rows<T, 1><<<blocks, THREADS, 0, stream>>>(*a, f->width);
-  MZ_LAUNCHED("combine_grad_rows");
-  return MZ_OK;
+  MZ_TRY(blocks_of(f->num_tokens, &how.blocks));
+  return MZ_TRACE(launch_rows(kernels, a, combine_grad_rows<T, mz_pack<T>::N>,
+                              combine_grad_rows<T, 1>, how, stream));
 }
 
 extern "C" mz_status_t mz_k_combine_grad_cuda(const mz_kernels_t *kernels,
@@ -388,17 +396,17 @@ extern "C" mz_status_t mz_k_combine_grad_cuda(const mz_kernels_t *kernels,
                                               mz_stream_t stream)
 {
   return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine_grad, kernels, a, mz_cuda_stream(stream)));
+      MZ_BY_DTYPE(kernels, combine_grad, kernels, a, stream));
 }
 
 extern "C" mz_status_t mz_k_regroup_cuda(const mz_kernels_t *kernels,
                                          const mz_regroup_t *a,
                                          mz_stream_t stream)
 {
-  cudaStream_t s = mz_cuda_stream(stream);
-  bool is_bf16 = kernels->dtype == MZ_BF16;
-  int64_t pairs, blocks, packs = a->width / (is_bf16 ? 8 : 4);
-  size_t shared_bytes;
+  launch_t how = {"regroup_rows", mz_unit_aligned(a->src) &&
+                                      mz_unit_aligned(a->dst),
+                  a->width};
+  int64_t pairs;
 
   if (a->max_rows == 0 || (a->num_sources == 1 && a->src == a->dst))
     return MZ_OK;
@@ -407,18 +415,12 @@ extern "C" mz_status_t mz_k_regroup_cuda(const mz_kernels_t *kernels,
              "%" PRId32 " sources with %" PRId32
              " experts each, at most %d pairs on " MZ_BACKEND_CUDA,
              a->num_sources, a->num_experts, (int)MAX_STARTS);
-  blocks = mz_min_i64(mz_div_up(a->max_rows, WARPS), MAX_BLOCKS);
-  shared_bytes = (size_t)(2 * pairs + 1) * sizeof(int32_t);
-  if (in_packs(kernels, a->width) && mz_unit_aligned(a->src) &&
-      mz_unit_aligned(a->dst))
-    regroup_rows<uint4>
-        <<<(unsigned)blocks, THREADS, shared_bytes, s>>>(*a, packs);
-  else if (is_bf16)
-    regroup_rows<uint16_t>
-        <<<(unsigned)blocks, THREADS, shared_bytes, s>>>(*a, a->width);
-  else
-    regroup_rows<uint32_t>
-        <<<(unsigned)blocks, THREADS, shared_bytes, s>>>(*a, a->width);
-  MZ_LAUNCHED("regroup_rows");
-  return MZ_OK;
+  how.blocks =
+      (unsigned)mz_min_i64(mz_div_up(a->max_rows, WARPS), MAX_BLOCKS);
+  how.shared_bytes = (size_t)(2 * pairs + 1) * sizeof(int32_t);
+  return MZ_TRACE(launch_rows(kernels, a, regroup_rows<uint4>,
+                              kernels->dtype == MZ_BF16
+                                  ? regroup_rows<uint16_t>
+                                  : regroup_rows<uint32_t>,
+                              how, stream));
 }

@@ -2,9 +2,10 @@
 /* Rotary positions, in place. A block turns all heads at one position of some
  * sequences: the angles, in fp64 as on the CPU, are computed once a block.
  * Letters: kernels/attention.h. */
+#include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
 
-enum { MAX_WIDTH = 256, THREADS = 256, ENOUGH_BLOCKS = 1024 };
+enum { MAX_WIDTH = MZ_CUDA_MAX_HEAD_WIDTH, THREADS = 256, ENOUGH_BLOCKS = 1024 };
 
 /* N pairs at a time; D / 2 is a multiple of N. */
 template <typename T, int N>
@@ -74,17 +75,8 @@ static mz_status_t run(const mz_rope_t *a, cudaStream_t stream)
 extern "C" mz_status_t mz_k_rope_cuda(const mz_kernels_t *kernels,
                                       const mz_rope_t *a, mz_stream_t stream)
 {
-  MZ_REQUIRE(a->batch >= 0 && a->sequence >= 1 && a->heads >= 1 &&
-                 a->kv_heads >= 1 && a->head_width >= 1,
-             MZ_ERR_ARG,
-             "%" PRId32 " sequences of %" PRId32 ", %" PRId32 " heads, %" PRId32
-             " kv heads of width %" PRId32,
-             a->batch, a->sequence, a->heads, a->kv_heads, a->head_width);
-  MZ_REQUIRE(a->heads % a->kv_heads == 0, MZ_ERR_SHAPE,
-             "%" PRId32 " heads not divisible by %" PRId32 " kv heads",
-             a->heads, a->kv_heads);
-  MZ_REQUIRE(a->head_width <= MAX_WIDTH, MZ_ERR_UNSUPPORTED,
-             "head width %" PRId32 ", at most %d", a->head_width, MAX_WIDTH);
+  MZ_TRY(mz_cuda_check_heads(a->batch, a->sequence, a->heads, a->kv_heads,
+                             a->head_width));
   MZ_REQUIRE(a->head_width % 2 == 0, MZ_ERR_SHAPE,
              "head width %" PRId32 " is odd", a->head_width);
   if (a->batch == 0) return MZ_OK;

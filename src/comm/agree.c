@@ -57,6 +57,15 @@ mz_status_t mz_comm_broadcast(mz_comm_t *comm, void *bytes, int64_t num_bytes,
                                         }));
 }
 
+mz_status_t mz_comm_gather(mz_comm_t *comm, int64_t value,
+                           const int64_t **values_out)
+{
+  MZ_REQUIRE(comm && values_out, MZ_ERR_ARG, "a pointer is NULL");
+  MZ_TRY(gather_values(comm, value));
+  *values_out = comm->values;
+  return MZ_OK;
+}
+
 mz_status_t mz_comm_min_max(mz_comm_t *comm, int64_t value, int64_t *min_out,
                             int64_t *max_out)
 {

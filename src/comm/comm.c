@@ -156,6 +156,21 @@ static mz_status_t name_communicator(MPI_Comm wire, const char *lane,
   return MZ_OK;
 }
 
+/* Whether MPI finds as many ranks of the group on this machine as it has: if
+ * not, no rank of it does. */
+static mz_status_t find_together(mz_comm_group_t *group)
+{
+  MPI_Comm node;
+  int size;
+
+  MZ_TRY_MPI(MPI_Comm_split_type(group->lanes[0], MPI_COMM_TYPE_SHARED,
+                                 group->rank, MPI_INFO_NULL, &node));
+  MZ_TRY_MPI(MPI_Comm_size(node, &size));
+  MZ_TRY_MPI(MPI_Comm_free(&node));
+  group->together = size == group->size;
+  return MZ_OK;
+}
+
 /* The group of this rank appears under its index only when all is well. Every
  * rank of world calls, ranks that are alone with MPI_UNDEFINED. */
 static mz_status_t open_group(mz_comm_t *comm, int color)
@@ -177,7 +192,7 @@ static mz_status_t open_group(mz_comm_t *comm, int color)
              "group %s: the ranks of its members differ: place %d of %d here, "
              "%d of %d together",
              group->name, group->rank, group->size, rank, size);
-  return MZ_OK;
+  return MZ_TRACE(find_together(group));
 }
 
 static void close_group(mz_comm_group_t *group)

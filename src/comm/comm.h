@@ -55,8 +55,8 @@ typedef struct mz_comm_opts {
   /* Elements an MPI call may take, same on all ranks; 0: INT_MAX. A lower limit
      (tests: 7) sends every message pairwise, cut into calls of that many. */
   int64_t count_limit;
-  bool pairwise; /* every message pairwise: sends and receives, own block copied
-                    by the device; same on all ranks */
+  mz_form_t form; /* pairwise the own block is copied by the device; same on all
+                     ranks */
 } mz_comm_opts_t;
 
 /** Dups @p world and sets MPI_ERRORS_RETURN on the dup. Group 0 is the data
@@ -189,6 +189,11 @@ void mz_comm_stretch_watchdog(mz_comm_t *comm, int factor);
 /** Outside of a step: all ranks get the worst status, with the message of the
  * lowest failing rank, prefixed "rank R: ". Collective on world. */
 mz_status_t mz_comm_agree(mz_comm_t *comm, mz_status_t status);
+
+/** One integer of every rank. Collective. @param[out] values_out  [size],
+ * borrowed until the next call for all ranks. */
+mz_status_t mz_comm_gather(mz_comm_t *comm, int64_t value,
+                           const int64_t **values_out);
 
 /** Integer extremes over world, for checks. Collective. */
 mz_status_t mz_comm_min_max(mz_comm_t *comm, int64_t value, int64_t *min_out,

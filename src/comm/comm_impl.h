@@ -67,6 +67,7 @@ typedef struct mz_ring {
 typedef struct mz_comm_group {
   char name[MZ_NAME_MAX];
   int size, rank;
+  bool together;                  /* its ranks share a machine */
   MPI_Comm lanes[MZ_NUM_LANES];   /* MPI_COMM_NULL when size is 1 */
   uint32_t started[MZ_NUM_LANES]; /* for tags: same on all ranks of the group */
 } mz_comm_group_t;

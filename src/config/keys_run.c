@@ -14,6 +14,10 @@ static const mz_choice_t recomputes[] = {{"none", 0},
                                          {NULL, 0}};
 static const mz_choice_t waits[] = {
     {"host", MZ_WAIT_HOST}, {"stream", MZ_WAIT_STREAM}, {NULL, 0}};
+static const mz_choice_t forms[] = {{"auto", MZ_FORM_AUTO},
+                                    {"collective", MZ_FORM_COLLECTIVE},
+                                    {"pairwise", MZ_FORM_PAIRWISE},
+                                    {NULL, 0}};
 static const mz_choice_t dtypes[] = {
     {"fp32", 0}, {"bf16", 1}, {"fp16", 2}, {NULL, 0}};
 static const mz_choice_t tags[] = {
@@ -91,6 +95,9 @@ static const mz_key_t rows[] = {
            "Bytes of a piece of bulk data"),
     MZ_LATER("comm.flat_limit", INT, "null",
              "Ranks above which a reduction has two levels"),
+    MZ_CHOICE("comm.messages", comm.messages, "\"auto\"", forms,
+              "MPI's collectives or pairs of sends and receives, with the same "
+              "bits; auto: pairs between GPUs of one machine"),
 
     MZ_TEXT("checkpoint.dir", checkpoint.dir, "\"checkpoint\"", NULL,
             "Folder under the run's folder, or an absolute path"),

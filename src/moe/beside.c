@@ -107,8 +107,8 @@ static mz_status_t declare_buffers(mz_moe_beside_t *b, mz_decl_t *decl,
       {"d_y", &b->d_y, true, MZ_CAT_ACTIVATIONS, H, dtype},
       {"moe", &b->moe, softmax, MZ_CAT_ACTIVATIONS, H, dtype},
       {"d_moe", &b->d_moe, softmax, MZ_CAT_ACTIVATIONS, H, dtype},
-      {"coef", &b->coef, logits, MZ_CAT_ACTIVATIONS, 2, MZ_F32},
-      {"d", &b->d, logits, MZ_CAT_ACTIVATIONS, 1, MZ_F32},
+      {"coef", &b->coef, logits, MZ_CAT_ROUTING, 2, MZ_F32},
+      {"d", &b->d, logits, MZ_CAT_ROUTING, 1, MZ_F32},
   };
 
   for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)

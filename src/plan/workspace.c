@@ -14,23 +14,41 @@ enum { ROWS = 256, ARRAYS = 6 };
 
 /* On GPUs the products have a share of their own, and what the other operations
  * need grows with the tokens: sums of the gradients of attention in fp32, ranks
- * of a sort, parts of column sums. H is the narrowest activation. */
+ * of a sort, parts of column sums. */
 enum { CUDA_BYTES = 192 << 20, CUDA_TOKEN_BYTES = 16 };
 
-static mz_status_t cuda_bytes(const mz_plan_t *plan, int64_t *bytes_out)
+static bool is_activation(const mz_plan_t *plan, const mz_decl_buffer_t *b)
+{
+  return b->category == MZ_CAT_ACTIVATIONS && b->dtype == plan->dtype &&
+         b->kind == MZ_ROWS_TOKENS;
+}
+
+/* H: the width that most activations have; of two the wider one. */
+static int64_t usual_width(const mz_plan_t *plan)
 {
   const mz_decl_t *d = plan->decl;
-  int64_t width = 0, bytes;
+  int64_t width = 0, most = 0;
 
   for (int64_t i = 0; i < d->num_buffers; i++) {
     const mz_decl_buffer_t *b = &d->buffers[i];
+    int64_t num = 0;
 
-    if (b->category != MZ_CAT_ACTIVATIONS || b->dtype != plan->dtype ||
-        b->kind != MZ_ROWS_TOKENS || b->width < 2)
-      continue;
-    width = width == 0 ? b->width : mz_min_i64(width, b->width);
+    if (!is_activation(plan, b) || b->width == width) continue;
+    for (int64_t j = i; j < d->num_buffers; j++)
+      num += is_activation(plan, &d->buffers[j]) &&
+             d->buffers[j].width == b->width;
+    if (num < most || (num == most && b->width < width)) continue;
+    most = num;
+    width = b->width;
   }
-  MZ_TRY(mz_mul_i64(plan->max_tokens, width, &bytes));
+  return width;
+}
+
+static mz_status_t cuda_bytes(const mz_plan_t *plan, int64_t *bytes_out)
+{
+  int64_t bytes;
+
+  MZ_TRY(mz_mul_i64(plan->max_tokens, usual_width(plan), &bytes));
   MZ_TRY(mz_mul_i64(bytes, CUDA_TOKEN_BYTES, &bytes));
   return MZ_TRACE(mz_add_i64(bytes, CUDA_BYTES, bytes_out));
 }

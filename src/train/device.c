@@ -18,20 +18,15 @@ static mz_status_t open_own(mz_engine_t *e, const char *backend, int place)
  * rank calls device 0 may be another one for its neighbour. */
 static mz_status_t count_sharing(mz_engine_t *e, int32_t *sharing_out)
 {
-  int64_t first, low, high;
   uint64_t hash = UINT64_C(14695981039346656037);
+  const int64_t *hashes;
   int32_t sharing = 0;
 
   for (size_t i = 0; i < sizeof e->device->uuid; i++)
     hash = (hash ^ e->device->uuid[i]) * UINT64_C(1099511628211);
-  first = (int64_t)(hash >> 1);
-  for (int r = 0; r < mz_comm_size(e->comm); r++) {
-    /* the value of rank r, or a bound that it cannot change */
-    bool own = r == mz_comm_rank(e->comm);
-
-    MZ_TRY(mz_comm_min_max(e->comm, own ? first : INT64_MAX, &low, &high));
-    sharing += low == first;
-  }
+  MZ_TRY(mz_comm_gather(e->comm, (int64_t)(hash >> 1), &hashes));
+  for (int r = 0; r < mz_comm_size(e->comm); r++)
+    sharing += hashes[r] == (int64_t)(hash >> 1);
   *sharing_out = sharing;
   return MZ_OK;
 }

@@ -309,7 +309,8 @@ static mz_status_t create_comm(mz_engine_t *e, MPI_Comm comm)
   mz_comm_opts_t opts = {.thread = e->config->comm.thread,
                          .watchdog_s = e->config->train.watchdog_s,
                          .staged = e->config->debug.staged,
-                         .count_limit = e->config->debug.count_limit};
+                         .count_limit = e->config->debug.count_limit,
+                         .form = e->config->comm.messages};
   return MZ_TRACE(mz_comm_create(comm, &opts, &e->comm));
 }
 

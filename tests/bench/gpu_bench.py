@@ -476,7 +476,8 @@ def versions(a):
                        "--query-gpu=name,driver_version"])
     torch = first_line([a.python, "-c",
                         "import torch; print(torch.__version__)"])
-    commit = first_line(["git", "rev-parse", "--short=12", "HEAD"])
+    version = first_line([os.path.join(a.build, "apps", "gpt_moe"), "--version"])
+    commit = version.split(" commit ")[-1]
     return "card %s; PyTorch %s; commit %s" % (card, torch, commit)
 
 

@@ -415,7 +415,7 @@ int main(int argc, char **argv)
     MPI_Abort(MPI_COMM_WORLD, 2);
   open_device(&b, argv[1], most);
   for (int pairwise = 0; pairwise < 2; pairwise++) {
-    opts.pairwise = pairwise;
+    opts.form = pairwise ? MZ_FORM_PAIRWISE : MZ_FORM_COLLECTIVE;
     must(mz_comm_create(MPI_COMM_WORLD, &opts, &b.comm));
     must(mz_comm_use_device(b.comm, b.device, (int64_t[]){most, most}));
     if (mz_comm_is_staged(b.comm) && b.rank == 0)

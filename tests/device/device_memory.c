@@ -45,7 +45,8 @@ typedef struct run {
   int32_t *tokens, *labels, *sequences;
   int64_t *samples;
   watch_t watch;
-  int64_t before, peak[2], between; /* bytes in use; [0] start-up, [1] steps */
+  int64_t before, peak[2]; /* bytes in use; [0] start-up, [1] steps */
+  int64_t first, between;  /* after the first step, the most after any */
   int failed;
 } run_t;
 
@@ -171,6 +172,7 @@ static mz_status_t take_steps(run_t *r)
     fill_batch(r);
     MZ_TRY(mz_engine_step(r->engine, &r->data, &result));
     MZ_TRY(mz_device_used(r->watch.device, &used));
+    if (i == 0) r->first = used;
     if (used > r->between) r->between = used;
   }
   MZ_REQUIRE(!result.skipped && result.grad_norm > 0, MZ_ERR_INTERNAL,
@@ -213,10 +215,11 @@ static void check_peak(run_t *r)
   begin_line(r, apart <= bound && looks >= STEPS);
   printf("planned %.3f GiB, baseline %.3f GiB, peak %.3f GiB (start-up %.3f, "
          "steps %.3f, between steps %.3f; %lld looks): |peak - baseline - "
-         "planned| %.1f MiB of at most %.1f; before the engine %.3f GiB were "
-         "in use\n",
+         "planned| %.1f MiB of at most %.1f; %+.1f MiB with the first step, "
+         "%+.1f since; before the engine %.3f GiB were in use\n",
          gib(planned), gib(baseline), gib(peak), gib(r->peak[0]),
          gib(r->peak[1]), gib(r->between), looks, mib(apart), mib(bound),
+         mib(r->first - baseline - planned), mib(r->between - r->first),
          gib(r->before));
 }
 

@@ -152,12 +152,17 @@ static bool exchange(mz_comm_t *comm, const memory_t *m, int round)
 }
 
 /* A refusal is right, too; it says why. */
-static void check_messages(const memory_t *m, int64_t limit)
+static void check_messages(const memory_t *m, mz_form_t form,
+                           int64_t count_limit)
 {
-  mz_comm_opts_t opts = {
-      .thread = true, .watchdog_s = 30, .count_limit = limit};
-  const char *what =
-      limit ? "exchange of 256 KiB, pairwise" : "exchange of 256 KiB";
+  mz_comm_opts_t opts = {.thread = true,
+                         .watchdog_s = 30,
+                         .form = form,
+                         .count_limit = count_limit};
+  const char *what = count_limit ? "exchange of 256 KiB, in several calls"
+                     : form == MZ_FORM_PAIRWISE
+                         ? "exchange of 256 KiB, pairwise"
+                         : "exchange of 256 KiB";
   mz_comm_t *comm = NULL;
   mz_status_t st;
   bool good = true;
@@ -197,8 +202,9 @@ int main(int argc, char **argv)
   if (world > MAX_RANKS) stop("too many ranks");
   if (!before) take_memory(&m);
   report(copy_kinds(&m), "copies between all kinds of memory", NULL);
-  check_messages(&m, 0);
-  check_messages(&m, 100000);
+  check_messages(&m, MZ_FORM_COLLECTIVE, 0);
+  check_messages(&m, MZ_FORM_PAIRWISE, 0);
+  check_messages(&m, MZ_FORM_PAIRWISE, 100000);
   give_memory_back(&m);
   MPI_Finalize();
   return num_failed > 0;

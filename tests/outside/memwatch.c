@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counts the allocations that the program itself makes. The return address
- * tells the caller: inside the executable's own segments or not. glibc's
+/* Counts the allocations that moezero makes. The return address tells the
+ * caller: inside the segments of the executable, or of libmoezero where it is a
+ * shared library, or not. glibc's
  * functions are reached by their second names, so nothing has to be looked up
  * before the first allocation. */
 /* with it the name mmap would mean mmap64, and both are wanted */
@@ -36,33 +37,54 @@ static block_t blocks[MAX_BLOCKS];
 static int num_blocks;
 static bool warm;
 static outside_memory_t seen;
-static uintptr_t first_address, last_address;
 
-/* The executable is the first object of the list. */
-static int take_program(struct dl_phdr_info *info, size_t bytes, void *ctx)
+/* Where instructions of the executable [0] and of libmoezero [1] lie. */
+typedef struct range {
+  uintptr_t first, last;
+} range_t;
+
+static range_t ranges[2];
+
+static range_t range_of(const struct dl_phdr_info *info)
 {
-  (void)bytes;
-  (void)ctx;
-  first_address = UINTPTR_MAX;
+  range_t r = {.first = UINTPTR_MAX};
+
   for (int i = 0; i < info->dlpi_phnum; i++) {
     const ElfW(Phdr) *h = &info->dlpi_phdr[i];
     uintptr_t begin = info->dlpi_addr + h->p_vaddr;
 
     if (h->p_type != PT_LOAD || !(h->p_flags & PF_X)) continue;
-    if (begin < first_address) first_address = begin;
-    if (begin + h->p_memsz > last_address) last_address = begin + h->p_memsz;
+    if (begin < r.first) r.first = begin;
+    if (begin + h->p_memsz > r.last) r.last = begin + h->p_memsz;
   }
-  return 1;
+  return r;
+}
+
+/* The executable is the first object of the list. */
+static int take_object(struct dl_phdr_info *info, size_t bytes, void *ctx)
+{
+  bool *first = ctx;
+
+  (void)bytes;
+  if (*first) ranges[0] = range_of(info);
+  if (strstr(info->dlpi_name, "libmoezero")) ranges[1] = range_of(info);
+  *first = false;
+  return 0;
 }
 
 __attribute__((constructor)) static void find_program(void)
 {
-  dl_iterate_phdr(take_program, NULL);
+  bool first = true;
+
+  dl_iterate_phdr(take_object, &first);
 }
 
 static bool from_program(const void *caller)
 {
-  return (uintptr_t)caller >= first_address && (uintptr_t)caller < last_address;
+  uintptr_t at = (uintptr_t)caller;
+
+  return (at >= ranges[0].first && at < ranges[0].last) ||
+         (at >= ranges[1].first && at < ranges[1].last);
 }
 
 static void note_new(void *at, size_t bytes, const void *caller)

@@ -10,7 +10,7 @@
 enum { OUTSIDE_LARGE = 64 << 10, OUTSIDE_MAX_LINES = 64 };
 
 /* Allocations whose caller is the program itself (its static libraries
- * included, shared libraries not). Sizes in bytes. */
+ * included) or libmoezero, other shared libraries not. Sizes in bytes. */
 typedef struct outside_memory {
   int64_t calls;       /* of any size, since the start */
   int64_t live_bytes;  /* of those of at least OUTSIDE_LARGE */

@@ -414,10 +414,14 @@ static void small_collectives(mz_comm_t *comm)
   int size = mz_comm_size(comm), rank = mz_comm_rank(comm);
   int last = size - 1;
   int64_t min, max;
+  const int64_t *values;
   char text[2000], expected[64];
 
   MUST(mz_comm_min_max(comm, (int64_t)rank - ((int64_t)1 << 40), &min, &max));
   CHECK(min == -((int64_t)1 << 40) && max == min + last);
+  MUST(mz_comm_gather(comm, ((int64_t)rank << 33) - 1, &values));
+  for (int r = 0; r < size; r++)
+    CHECK(values[r] == ((int64_t)r << 33) - 1);
 
   for (int root = 0; root < size; root++) {
     memset(text, rank == root ? 'a' + root : 0, sizeof text);
@@ -568,7 +572,7 @@ int main(int argc, char **argv)
 
   if (argc != 3) return 2;
   opts.thread = strcmp(argv[1], "thread") == 0;
-  opts.pairwise = strcmp(argv[1], "pairwise") == 0;
+  if (strcmp(argv[1], "pairwise") == 0) opts.form = MZ_FORM_PAIRWISE;
   opts.count_limit = atoi(argv[2]);
   MPI_Init_thread(&argc, &argv,
                   opts.thread ? MPI_THREAD_SERIALIZED : MPI_THREAD_FUNNELED,

@@ -137,10 +137,9 @@ static bool exchange(blocks_t *b, const float *sevens)
   return all_are(b, b->recv, 7);
 }
 
-static void check_exchange(bool thread, int64_t limit)
+static void check_exchange(bool thread, mz_form_t form)
 {
-  mz_comm_opts_t opts = {
-      .thread = thread, .watchdog_s = 30, .count_limit = limit};
+  mz_comm_opts_t opts = {.thread = thread, .watchdog_s = 30, .form = form};
   int64_t bytes = (int64_t)world * ELEMENTS * 4;
   blocks_t b = {.comm = NULL};
   float *sevens;
@@ -161,7 +160,8 @@ static void check_exchange(bool thread, int64_t limit)
   for (int i = 0; i < ROUNDS; i++)
     good = exchange(&b, sevens) && good;
   snprintf(what, sizeof what, "exchange behind slow work, %s, %s",
-           thread ? "thread" : "inline", limit ? "pairwise" : "collective");
+           thread ? "thread" : "inline",
+           form == MZ_FORM_PAIRWISE ? "pairwise" : "collective");
   report(good, what);
   mz_comm_destroy(&b.comm);
   mz_device_free(device, b.send);
@@ -266,7 +266,8 @@ int main(int argc, char **argv)
   must(mz_device_alloc(device, slow_bytes, "slow", (void **)&slow_memory));
   measure_fill();
   for (int form = 0; form < 4; form++)
-    check_exchange(form % 2 == 0, form < 2 ? 0 : ELEMENTS);
+    check_exchange(form % 2 == 0,
+                   form < 2 ? MZ_FORM_COLLECTIVE : MZ_FORM_PAIRWISE);
   for (int stage = 0; stage <= 3; stage++)
     check_training(stage, stage % 2 == 0);
   mz_device_free(device, slow_memory);

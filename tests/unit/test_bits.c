@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two runs of one layout give the same bits, and so do the threaded and the
- * inline queue; with a tuning table, which is one on all ranks. */
+/* Two runs of one layout give the same bits, and so do messages pairwise and by
+ * collectives, and the threaded and the inline queue; with a tuning table,
+ * which is one on all ranks. */
 #include "mpirun.h"
 
 #include <criterion/criterion.h>

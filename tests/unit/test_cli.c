@@ -464,6 +464,7 @@ Test(cli, config_lists_every_key)
   cr_assert_eq(command("config"), 0, "%s", output);
   cr_assert(strstr(output, "moe.capacity_factor"), "%s", output);
   cr_assert_eq(command("--version"), 0);
+  cr_assert(strstr(output, ", commit "), "%s", output);
   cr_assert_eq(command("--help"), 0);
   cr_assert(strstr(output, "usage: mpirun"), "%s", output);
 }

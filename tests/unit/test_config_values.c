@@ -135,6 +135,7 @@ Test(config_defaults, run)
   cr_expect(values->comm.thread);
   cr_expect_eq(values->comm.wait, MZ_WAIT_HOST);
   cr_expect_eq(values->comm.piece_bytes, 33554432);
+  cr_expect_eq(values->comm.messages, MZ_FORM_AUTO);
   cr_expect_str_eq(values->checkpoint.dir, "checkpoint");
   cr_expect_eq(values->checkpoint.save_interval, 0);
   cr_expect_eq(values->checkpoint.keep, 0);

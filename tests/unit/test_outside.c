@@ -76,9 +76,10 @@ Test(outside, memory_and_messages_are_as_planned_in_pieces)
       "moe.ep_size=2 debug.poison=true " ZERO
       "stage3_max_reuse_distance=0 " ZERO
       "stage3_param_persistence_threshold=0",
-      "moe.ep_size=2 debug.count_limit=1000"};
+      "moe.ep_size=2 debug.count_limit=1000",
+      "moe.ep_size=2 comm.messages=pairwise"};
 
-  expect_stages(4, words, 3);
+  expect_stages(4, words, 4);
 }
 
 /* The kernels' workspace and the master weights are in the plan too. */

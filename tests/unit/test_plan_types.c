@@ -76,6 +76,31 @@ Test(plan_types, bf16_has_a_workspace_and_fp32_none, .fini = free_made)
   cr_expect_geq(half->category_bytes[MZ_CAT_WORKSPACE], b->bytes);
 }
 
+/* 16 bytes for each of the H 32 columns of 16 tokens, in either type and
+ * whatever narrow arrays there are beside: statistics, a thin shared expert. */
+Test(plan_types, a_gpu_has_a_workspace_for_the_models_width)
+{
+  mz_config_values_t c = tiny_config(2, 2, 4, 4);
+  mz_plan_opts_t opts = tiny_opts(4, 1, 0);
+
+  opts.cuda = true;
+  for (int i = 0; i < 4; i++) {
+    mz_decl_t *decl;
+    mz_plan_t *plan;
+
+    c.bf16 = i % 2 == 1;
+    c.moe.num_shared_experts = i / 2;
+    c.moe.shared_expert_intermediate_size = 3;
+    c.moe.shared_expert_gate = true;
+    decl = declare(&c);
+    plan = make_plan(decl, &opts);
+    cr_expect_eq(bytes_of(plan, plan->workspace), (192 << 20) + 16 * 16 * 32,
+                 "case %d", i);
+    mz_plan_destroy(&plan);
+    mz_decl_destroy(&decl);
+  }
+}
+
 /* Contributions in bf16 are packed, one unit in one piece too, and those of the
  * other ranks arrive; what is summed at stage 0 is gathered in fp32. */
 Test(plan_types, gradients_travel_in_the_type_of_the_wire, .fini = free_made)
