@@ -23,6 +23,9 @@
  * computes while the host waits. On the CPU a step is done when it returns, and
  * the communication thread moves what was posted before it.
  *
+ * Of two dispatches under way the later starts when the other has arrived
+ * (train/routing.c): the experts that compute first need one of them only.
+ *
  * In rounds after the first only the return travels under a dispatch: their
  * number is known from the counts alone, and they are for skewed layers. */
 #include "plan/sketch.h"
@@ -55,23 +58,22 @@ static int32_t past_dispatch(const mz_decl_t *d, const mz_step_t *steps,
   return close + 1;
 }
 
-static bool step_touches(const mz_step_t *step, int32_t buffer)
+static bool step_writes(const mz_step_t *step, int32_t buffer)
 {
   const mz_compute_opts_t *c = &step->compute;
 
-  if (step->kind != MZ_STEP_COMPUTE) return false;
-  for (int32_t i = 0; i < c->num_reads; i++)
-    if (c->reads[i] == buffer) return true;
-  for (int32_t i = 0; i < c->num_writes; i++)
+  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_writes; i++)
     if (c->writes[i] == buffer) return true;
   return false;
 }
 
-static bool step_writes(const mz_step_t *step, int32_t buffer)
+static bool step_touches(const mz_step_t *step, int32_t buffer)
 {
-  for (int32_t i = 0; i < step->compute.num_writes; i++)
-    if (step->compute.writes[i] == buffer) return true;
-  return false;
+  const mz_compute_opts_t *c = &step->compute;
+
+  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_reads; i++)
+    if (c->reads[i] == buffer) return true;
+  return step_writes(step, buffer);
 }
 
 /* Whether a step inside of the runs touches what travels on the token side, or
@@ -120,8 +122,7 @@ static int32_t find_after(const mz_flow_t *f, const mz_step_t *steps,
     if (steps[i].kind == MZ_STEP_COUNTS && steps[i].moe == f->moe) return i;
     for (int32_t j = f->head; j < f->head_end; j++)
       if (steps[j].kind == MZ_STEP_EXCHANGE &&
-          ((steps[i].kind == MZ_STEP_COMPUTE &&
-            step_writes(&steps[i], steps[j].send)) ||
+          (step_writes(&steps[i], steps[j].send) ||
            step_touches(&steps[i], steps[j].recv)))
         return i;
   }

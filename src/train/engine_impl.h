@@ -47,6 +47,9 @@ typedef struct mz_moe_state {
   int64_t run_row;          /* rows of the runs before the current one */
   int64_t rounds, round;
   mz_ticket_t ticket;
+  int32_t front_run; /* of the last dispatch that was posted, */
+  mz_ticket_t front; /* its message, and the one of another run before it */
+  mz_ticket_t behind;
   int64_t *routed_sum, *kept_sum; /* [E] of the step */
   float *bias;                    /* of bias.h; NULL: none */
 } mz_moe_state_t;

@@ -313,6 +313,20 @@ static mz_status_t bind_tokens(void *ctx)
   return MZ_OK;
 }
 
+/* What a message waits for on this rank. A dispatch starts when the one of
+ * another run before it has arrived: at once they would share the wire, and the
+ * experts that compute first would wait for both. */
+static mz_ticket_t start_after(mz_engine_t *e, const mz_op_t *op)
+{
+  const mz_entry_t *entry = &e->plan->entries[op->entry];
+  mz_moe_state_t *m = &e->moes[entry->moe];
+
+  if (entry->direction == MZ_RETURN) return m->ticket;
+  if (op->run != m->front_run) m->behind = m->front;
+  m->front_run = op->run;
+  return m->behind.number > m->ticket.number ? m->behind : m->ticket;
+}
+
 mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
@@ -327,7 +341,6 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
                   .send_displs = w->send_displs,
                   .recv_counts = w->recv_counts,
                   .recv_displs = w->recv_displs,
-                  .after = engine->moes[entry->moe].ticket,
                   .bind = bind_tokens,
                   .ctx = w,
                   .backend = true,
@@ -339,8 +352,12 @@ mz_status_t mz_routing_post_tokens(mz_engine_t *engine, const mz_op_t *op)
   w->run = op->run;
   w->round = op->flag ? engine->moes[entry->moe].round : 0;
   if (engine->plan->groups[entry->group].size == 1) return MZ_OK;
-  return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
-                               &engine->tickets[op->entry]));
+  msg.after = start_after(engine, op);
+  MZ_TRY(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
+                      &engine->tickets[op->entry]));
+  if (entry->direction == MZ_DISPATCH)
+    engine->moes[entry->moe].front = engine->tickets[op->entry];
+  return MZ_OK;
 }
 
 /* A group of one rank: rows stay where they are. From the dispatch on, the
@@ -375,6 +392,8 @@ static double now_ms(void)
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
+enum { POLLS = 8 /* of a message for one look at the device */ };
+
 /* While a device has work from before the wait, the message is hidden. An error
  * of the device is one of the step's; the walk goes on. */
 static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
@@ -382,8 +401,9 @@ static void wait_covered(mz_engine_t *e, mz_ticket_t ticket)
   mz_status_t st = mz_event_record(e->device, e->at_wait, e->device->stream);
   bool idle = false;
 
-  while (st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket)) {
-    st = mz_event_done(e->device, e->at_wait, &idle);
+  for (int i = 0; st == MZ_OK && !idle && !mz_comm_done(e->comm, ticket); i++) {
+    /* not at each poll: the thread wants the device's library, too */
+    if (i % POLLS == 0) st = mz_event_done(e->device, e->at_wait, &idle);
     sched_yield();
   }
   mz_engine_note(e, st);
