@@ -29,6 +29,8 @@ typedef struct mz_device mz_device_t;
 typedef struct mz_device_ops {
   const char *name; /* MZ_BACKEND_CPU, MZ_BACKEND_CUDA */
   bool is_host;     /* backend memory can be read and written by the host */
+  int32_t depth;    /* launches that a stream holds before one more blocks; 0:
+                       each is done when it returns */
   mz_status_t (*count)(int *count_out);
   mz_status_t (*open)(mz_device_t *device);
   void (*close)(mz_device_t *device);

@@ -320,8 +320,12 @@ static mz_status_t fill(const mz_device_t *device, void *dst, int byte,
 }
 
 /* A timer is an event that keeps the time. */
+/* Launches that a channel of the card takes before the next call blocks. */
+enum { STREAM_DEPTH = 1024 };
+
 extern "C" const mz_device_ops_t mz_device_ops_cuda = {MZ_BACKEND_CUDA,
                                                        false,
+                                                       STREAM_DEPTH,
                                                        count_devices,
                                                        open_device,
                                                        close_device,

@@ -176,6 +176,9 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
  */
 mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket);
 
+/** What the device's stream waits for and is not done; number 0: nothing. */
+mz_ticket_t mz_comm_awaited(const mz_comm_t *comm);
+
 /** Waits until the device's stream waits for no message. @return as
  * mz_comm_wait. */
 mz_status_t mz_comm_settle(mz_comm_t *comm);

@@ -183,8 +183,6 @@ void mz_comm_free_flags(mz_comm_t *comm);
 void mz_comm_raise_flag(mz_comm_t *comm, int lane, uint64_t number);
 /** Ends all waits of the stream. Progressing side. */
 void mz_comm_raise_all_flags(mz_comm_t *comm);
-/** What the stream waits for and is not done; number 0: nothing. */
-mz_ticket_t mz_comm_awaited(const mz_comm_t *comm);
 
 /* queue.c */
 int64_t mz_comm_now_ns(void);

@@ -64,7 +64,8 @@ struct mz_engine {
   int32_t sharing;              /* ranks on this device */
   bool stream_waits;            /* in a step with comm.wait stream */
   uint8_t *known[MZ_NUM_WALKS]; /* by operation: all that it uses was loaded */
-  int32_t ahead; /* operations since the stream was last told to wait */
+  uint64_t behind; /* the message that the stream waits for; 0: none */
+  int64_t ahead;   /* launches that may be behind that wait */
   mz_kernels_t *kernels;
   mz_parts_t *parts; /* NULL: steps are not timed by part */
   char *arena, *host_arena;

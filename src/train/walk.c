@@ -179,8 +179,9 @@ static mz_status_t poison(mz_engine_t *e, mz_walk_t walk, int32_t at)
 
 /* --- while the stream may wait (src/comm/stream.c says why) --- */
 
-/* Operations behind a wait that is not over: their launches find room. */
-enum { MOST_AHEAD = 16 };
+/* Launches of one operation at most: of a step, and of each expert of a run
+ * (three products and their gradients, biases, activations). */
+enum { OF_A_STEP = 64, OF_AN_EXPERT = 12, OF_OTHERS = 4 };
 
 void mz_engine_forget_known(mz_engine_t *engine)
 {
@@ -196,17 +197,40 @@ static bool is_whole(const mz_engine_t *e, const mz_op_t *op)
          (op->run < 0 || e->window.rows > 0);
 }
 
+static int64_t most_launches(const mz_plan_t *p, const mz_op_t *op)
+{
+  switch (op->kind) {
+  case MZ_OP_PACK:
+  case MZ_OP_PLACE:
+  case MZ_OP_SUM: {
+    const mz_entry_t *entry = &p->entries[op->entry];
+    return (int64_t)entry->num_units * p->units[entry->first_unit].ranks;
+  }
+  case MZ_OP_COMPUTE:
+    return op->run < 0
+               ? OF_A_STEP
+               : OF_A_STEP + OF_AN_EXPERT * p->runs[op->run].num_experts;
+  case MZ_OP_ADAMW:
+    return OF_A_STEP + op->num_units;
+  default:
+    return OF_OTHERS;
+  }
+}
+
 /* What an operation does for the first time may wait for the device, so it does
  * it while no stream waits. */
 static mz_status_t go_ahead(mz_engine_t *e, mz_walk_t walk, int32_t at)
 {
   const mz_op_t *op = &e->plan->ops[walk][at];
   bool known = e->known[walk][at] != 0;
+  uint64_t awaited = mz_comm_awaited(e->comm).number;
 
-  if (op->kind == MZ_OP_WAIT) e->ahead = 0;
-  if (known && e->ahead++ < MOST_AHEAD) return MZ_OK;
+  if (awaited != e->behind) e->ahead = 0;
+  e->behind = awaited;
+  e->ahead += most_launches(e->plan, op);
+  if (known && e->ahead <= e->device->ops->depth * 3 / 4) return MZ_OK;
+  MZ_TRY(mz_comm_settle(e->comm)); /* none is behind a wait now */
   e->ahead = 0;
-  MZ_TRY(mz_comm_settle(e->comm));
   if (!known) e->known[walk][at] = is_whole(e, op);
   return MZ_OK;
 }

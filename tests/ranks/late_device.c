@@ -14,7 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { MAX_STREAMS = 8, MAX_MEMORIES = 256, QUEUE = 64, MAX_KEPT = 6 };
+enum { MAX_STREAMS = 8, MAX_MEMORIES = 256, QUEUE = 256, MAX_KEPT = 6 };
 
 /* Work of a stream; the structs of the several kinds begin with it. */
 typedef struct work {
@@ -416,6 +416,7 @@ static mz_status_t used(const mz_device_t *device, int64_t *bytes_out)
 
 /* No timers: no step is timed by parts. */
 static const mz_device_ops_t device_ops = {.name = MZ_BACKEND_CUDA,
+                                           .depth = QUEUE,
                                            .count = count,
                                            .open = open_late,
                                            .close = close_late,

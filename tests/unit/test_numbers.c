@@ -194,7 +194,7 @@ static void read_record(const char *out, record_t *record)
     keep_part(record->steps[record->num_steps], line, "{\"step\"",
               ", \"tokens_per_s\"");
     keep_part(record->steps[record->num_steps], line, "\"expert_counts\"",
-              ", \"exchange_ms\"");
+              ", \"bytes\"");
     keep_part(record->steps[record->num_steps++], line, "\"param_hash\"", NULL);
   }
   fclose(file);

@@ -32,6 +32,15 @@ static void run_overlap(int ranks, const char *args)
                output);
 }
 
+/* Many experts are many launches: they find room behind a wait, or there is
+ * none.
+ */
+Test(stream, launches_of_many_experts_find_room)
+{
+  run_overlap(4, "moe.num_experts=64 comm.wait=stream "
+                 "model.initializer_range=0.2");
+}
+
 /* Against a CPU rank, whoever waits: what travels ahead of the experts leaves
  * when it is there, and nothing is written that still travels. */
 Test(stream, runs_that_overlap_have_the_bits_of_one_run)
