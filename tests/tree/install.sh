@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # An installed moezero is enough: every public header is there and compiles, and
 # apps/own_model.c and apps/vector_moe.c compile and link through pkg-config
-# alone.
+# alone (the second also with HDF5's).
 # Usage: install.sh ROOT BUILD PREFIX CC
 set -eu
 root=$1 build=$2 prefix=$3 cc=$4
@@ -34,9 +34,9 @@ for source in all.c own_model.c vector_moe.c vector_data.c; do
   $cc -std=c11 -Wall -Wextra -Werror $cflags -c "$source"
 done
 # shellcheck disable=SC2086
-$cc own_model.o -o own_model $libs
+$cc own_model.o -o own_model $libs -lm
 # shellcheck disable=SC2086
-$cc vector_moe.o vector_data.o -o vector_moe $libs
+$cc vector_moe.o vector_data.o -o vector_moe $libs $(pkg-config --libs hdf5) -lm
 test -x own_model && test -x vector_moe
 echo "$(wc -l <found) headers and two programs of their own on an installed" \
   "moezero"
