@@ -77,6 +77,9 @@ typedef struct mz_step_result {
   /* of this rank, over the step: tokens were under way; of it the device waited
      for them with nothing else to do */
   double exchange_ms, exposed_ms;
+  /* exposed_ms of the rank that waited least: a faster one also waits for the
+     slower ones, which is no matter of the exchange */
+  double least_exposed_ms;
 } mz_step_result_t;
 
 /**

@@ -232,6 +232,7 @@ static void fill_result(const mz_engine_t *e, mz_step_result_t *r)
   r->num_moes = e->plan->num_moes;
   r->moes = e->results;
   r->exchange_bytes = (int64_t)mz_update_sum(e, MZ_AT_SENT);
+  r->least_exposed_ms = mz_update_least(e, MZ_AT_EXPOSED);
 }
 
 /* Adds its number to the error that ended a step. */

@@ -23,7 +23,8 @@ enum {
   MZ_AT_STATUS = MZ_NUM_OF_KERNELS,
   MZ_AT_LABELS,
   MZ_AT_TOKENS,
-  MZ_AT_SENT /* bytes of token exchanges so far in the step */
+  MZ_AT_SENT,   /* bytes of token exchanges so far in the step */
+  MZ_AT_EXPOSED /* ms that it waited for them with nothing else to do */
 };
 
 /* Arrays of a token message, filled by its bind when the counts are there. */
@@ -163,6 +164,8 @@ mz_status_t mz_update_make_groups(mz_engine_t *engine);
 void mz_update_adamw(mz_engine_t *engine);
 /* Sum over ranks of one scalar, in rank order. */
 double mz_update_sum(const mz_engine_t *engine, int32_t at);
+/* Of the rank that has the least; NaN: no rank knows. */
+double mz_update_least(const mz_engine_t *engine, int32_t at);
 mz_status_t mz_update_worst(const mz_engine_t *engine);
 
 #endif

@@ -88,10 +88,12 @@ static void put_loads(FILE *file, const mz_metrics_t *metrics)
 /* Beside the other times: they differ from run to run. */
 static void put_exchange(FILE *file, const mz_metrics_t *metrics)
 {
-  const mz_named_number_t times[] = {{"under_way", metrics->exchange_ms},
-                                     {"exposed", metrics->exposed_ms}};
+  const mz_named_number_t times[] = {
+      {"under_way", metrics->exchange_ms},
+      {"exposed", metrics->exposed_ms},
+      {"exposed_least", metrics->least_exposed_ms}};
 
-  put_numbers(file, "exchange_ms", times, 2, NULL, 0);
+  put_numbers(file, "exchange_ms", times, 3, NULL, 0);
   fputs(", ", file);
   put_double(file, "exchange_exposed",
              metrics->exchange_ms > 0

@@ -36,7 +36,8 @@ typedef struct mz_metrics {
   int64_t expert_window; /* steps that `dead` of the loads looks back on */
   /* what all ranks have handed to token exchanges, and at most by the plan */
   int64_t exchange_bytes, planned_exchange_bytes;
-  double exchange_ms, exposed_ms; /* as in mz_step_result_t */
+  /* as in mz_step_result_t */
+  double exchange_ms, exposed_ms, least_exposed_ms;
   const mz_named_number_t *bytes; /* [num_bytes] */
   int32_t num_bytes;
   bool has_param_hash;

@@ -124,6 +124,7 @@ static mz_metrics_t metrics_of(const loop_t *loop, const mz_step_result_t *r,
                     .planned_exchange_bytes = loop->planned_exchange_bytes,
                     .exchange_ms = r->exchange_ms,
                     .exposed_ms = r->exposed_ms,
+                    .least_exposed_ms = r->least_exposed_ms,
                     .bytes = loop->bytes,
                     .num_bytes = MZ_NUM_CATEGORIES};
 

@@ -45,6 +45,7 @@ mz_status_t mz_update_post_scalars(mz_engine_t *engine, int32_t entry)
                      engine->device->stream));
   own[MZ_AT_STATUS] = (double)engine->status;
   own[MZ_AT_SENT] = (double)mz_routing_sent_bytes(engine);
+  own[MZ_AT_EXPOSED] = engine->exposed_ms;
   return MZ_TRACE(mz_comm_post(engine->comm, MZ_LANE_EXCHANGE, &msg,
                                &engine->tickets[entry]));
 }
@@ -62,6 +63,15 @@ double mz_update_sum(const mz_engine_t *engine, int32_t at)
   for (int r = 0; r < engine->plan->opts.world_size; r++)
     sum += scalars_of(engine, r)[at];
   return sum;
+}
+
+double mz_update_least(const mz_engine_t *engine, int32_t at)
+{
+  double least = scalars_of(engine, 0)[at];
+
+  for (int r = 1; r < engine->plan->opts.world_size; r++)
+    least = fmin(least, scalars_of(engine, r)[at]);
+  return least;
 }
 
 mz_status_t mz_update_worst(const mz_engine_t *engine)

@@ -39,6 +39,7 @@ static mz_metrics_t example(void)
                     .planned_exchange_bytes = 8192,
                     .exchange_ms = 8,
                     .exposed_ms = 2,
+                    .least_exposed_ms = 1.5,
                     .bytes = bytes,
                     .num_bytes = 1};
   return m;
@@ -127,6 +128,7 @@ Test(metrics, every_layer_has_its_load)
   bytes_read = json_object_get(json, "exchange_ms");
   cr_assert_eq(real(bytes_read, "under_way"), 8);
   cr_assert_eq(real(bytes_read, "exposed"), 2);
+  cr_assert_eq(real(bytes_read, "exposed_least"), 1.5);
   cr_assert_eq(real(json, "exchange_exposed"), 0.25);
   json_decref(json);
 }

@@ -209,6 +209,7 @@ static void expect_time(const json_t *line, bool travels)
   const json_t *ms = json_object_get(line, "exchange_ms");
   double all = json_number_value(json_object_get(ms, "under_way"));
   double exposed = json_number_value(json_object_get(ms, "exposed"));
+  double least = json_number_value(json_object_get(ms, "exposed_least"));
   double step = json_number_value(json_object_get(line, "step_ms"));
   double share = json_number_value(json_object_get(line, "exchange_exposed"));
 
@@ -216,6 +217,8 @@ static void expect_time(const json_t *line, bool travels)
   cr_expect_eq(exposed > 0, travels, "%g ms", exposed);
   cr_expect_lt(all, step);
   cr_expect_lt(exposed, step);
+  cr_expect_eq(least > 0, travels, "%g ms", least);
+  cr_expect_leq(least, exposed);
   cr_expect_float_eq(share * all, exposed, 1e-9);
 }
 
