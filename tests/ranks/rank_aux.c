@@ -28,20 +28,7 @@ typedef struct found {
   tiny_run_t grads[3];
 } found_t;
 
-static int world_rank, num_failed;
-
-/* All ranks agree on whether a case passed. */
-static void report(mz_status_t st, const char *name, int number)
-{
-  int ok = st == MZ_OK, all_ok;
-
-  if (!ok)
-    fprintf(stderr, "rank %d: %s %d: %s\n", world_rank, name, number,
-            mz_error_last());
-  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-  num_failed += !all_ok;
-  if (world_rank == 0 && all_ok) printf("%s %d: right\n", name, number);
-}
+static int world_rank;
 
 static int32_t same_token(int64_t step, int64_t sample, int64_t t)
 {
@@ -143,8 +130,9 @@ static mz_status_t check_layout(const found_t *one, const found_t *other)
 /* Every rank has what one rank finds, to compare with. */
 static void try_layouts(const char *scope, found_t *one)
 {
-  report(measure(&layouts[0], MPI_COMM_SELF, scope, one), scope, -1);
-  for (int i = 0; i < NUM_LAYOUTS && num_failed == 0; i++) {
+  tiny_report(measure(&layouts[0], MPI_COMM_SELF, scope, one), "%s, one rank",
+              scope);
+  for (int i = 0; i < NUM_LAYOUTS && tiny_num_failed == 0; i++) {
     found_t other = {0};
     mz_status_t st = MZ_OK;
     MPI_Comm part;
@@ -157,7 +145,7 @@ static void try_layouts(const char *scope, found_t *one)
       if (st == MZ_OK) st = check_layout(one, &other);
       MPI_Comm_free(&part);
     }
-    report(st, scope, i);
+    tiny_report(st, "%s, layout %d", scope, i);
     free_found(&other);
   }
 }
@@ -271,13 +259,14 @@ int main(int argc, char **argv)
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  num_failed = size != 4;
-  if (num_failed == 0) try_layouts("group", &by_group);
-  if (num_failed == 0) try_layouts("rank", &by_rank);
-  if (num_failed == 0)
-    report(world_rank == 0 ? try_slopes(&by_group) : MZ_OK, "slopes", SLOPES);
+  tiny_num_failed = size != 4;
+  if (tiny_num_failed == 0) try_layouts("group", &by_group);
+  if (tiny_num_failed == 0) try_layouts("rank", &by_rank);
+  if (tiny_num_failed == 0)
+    tiny_report(world_rank == 0 ? try_slopes(&by_group) : MZ_OK, "slopes %d",
+                SLOPES);
   free_found(&by_group);
   free_found(&by_rank);
   MPI_Finalize();
-  return num_failed > 0;
+  return tiny_num_failed > 0;
 }

@@ -19,20 +19,7 @@
 
 enum { NUM_STAGES = 4, TOP = TINY_VOCAB / 2 };
 
-static int world_rank, num_failed;
-
-/* All ranks agree on whether a case passed. */
-static void report(mz_status_t st, const char *name, int number)
-{
-  int ok = st == MZ_OK, all_ok;
-
-  if (!ok)
-    fprintf(stderr, "rank %d: %s %d: %s\n", world_rank, name, number,
-            mz_error_last());
-  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-  num_failed += !all_ok;
-  if (world_rank == 0 && all_ok) printf("%s %d: right\n", name, number);
-}
+static int world_rank;
 
 /* --- routes: ids below TOP go to expert 0, the others to expert 3 --- */
 
@@ -180,10 +167,10 @@ static void case_routes(void)
   double losses[NUM_STAGES][10];
   tiny_run_t local = {0};
 
-  report(local_grads(&local), "local gradient", 0);
-  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
-    report(try_routes(stage, &local, losses[0], losses[stage]), "routes, stage",
-           stage);
+  tiny_report(local_grads(&local), "local gradient %d", 0);
+  for (int stage = 0; stage < NUM_STAGES && tiny_num_failed == 0; stage++)
+    tiny_report(try_routes(stage, &local, losses[0], losses[stage]),
+                "routes, stage %d", stage);
   tiny_run_free(&local);
 }
 
@@ -292,9 +279,9 @@ static void case_ragged(void)
   mz_status_t st = lone_loss(0, 16, sums);
 
   if (st == MZ_OK) st = lone_loss(1, 8, sums);
-  report(st, "one rank", 0);
+  tiny_report(st, "one rank %d", 0);
   for (int stage = 0; stage < NUM_STAGES; stage++)
-    report(try_ragged(stage, sums), "ragged, stage", stage);
+    tiny_report(try_ragged(stage, sums), "ragged, stage %d", stage);
 }
 
 /* --- empty: rank 0 has all sequences, rank 1 none --- */
@@ -375,9 +362,10 @@ static void case_empty(void)
   tiny_run_t one = {0};
   double loss = 0;
 
-  report(take_empty(MPI_COMM_SELF, 1, 0, &loss, &one), "all tokens", 1);
-  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
-    report(try_empty(stage, loss, &one), "a rank without tokens, stage", stage);
+  tiny_report(take_empty(MPI_COMM_SELF, 1, 0, &loss, &one), "all tokens %d", 1);
+  for (int stage = 0; stage < NUM_STAGES && tiny_num_failed == 0; stage++)
+    tiny_report(try_empty(stage, loss, &one), "a rank without tokens, stage %d",
+                stage);
   tiny_run_free(&one);
 }
 
@@ -425,9 +413,9 @@ done:
 
 static void case_norm(const char *path)
 {
-  report(world_rank == 0 ? write_norms(path) : MZ_OK, "norms", 0);
+  tiny_report(world_rank == 0 ? write_norms(path) : MZ_OK, "norms %d", 0);
   for (int stage = 0; stage < NUM_STAGES; stage++)
-    report(try_norm(stage, path), "norm, stage", stage);
+    tiny_report(try_norm(stage, path), "norm, stage %d", stage);
 }
 
 /* --- divide --- */
@@ -533,7 +521,7 @@ static void try_division(const division_t *d,
   }
   snprintf(name, sizeof name, "%s: %s experts, ep_size %d, ranks",
            try_it == try_valid ? "valid" : "invalid", d->experts, d->ep);
-  report(st, name, d->ranks);
+  tiny_report(st, "%s %d", name, d->ranks);
 }
 
 static void case_divide(void)
@@ -562,7 +550,7 @@ static int run_case(int argc, char **argv)
     case_divide();
   else
     return 2;
-  return num_failed > 0;
+  return tiny_num_failed > 0;
 }
 
 int main(int argc, char **argv)

@@ -17,21 +17,6 @@
 
 enum { NUM_STAGES = 4, NUM_EXPERTS = 4 };
 
-static int world_rank, num_failed;
-
-/* All ranks agree on whether a case passed. */
-static void report(mz_status_t st, const char *name, int number)
-{
-  int ok = st == MZ_OK, all_ok;
-
-  if (!ok)
-    fprintf(stderr, "rank %d: %s %d: %s\n", world_rank, name, number,
-            mz_error_last());
-  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-  num_failed += !all_ok;
-  if (world_rank == 0 && all_ok) printf("%s %d: right\n", name, number);
-}
-
 static mz_status_t near(const char *what, double found, double wanted,
                         double bound)
 {
@@ -112,7 +97,7 @@ static void case_losses(void)
         char name[64];
         snprintf(name, sizeof name, "logits %s, k %d, ep_size %d, stage",
                  published[i].logits, published[i].k, ep);
-        report(try_losses(&published[i], ep, stage), name, stage);
+        tiny_report(try_losses(&published[i], ep, stage), "%s %d", name, stage);
       }
 }
 
@@ -319,14 +304,17 @@ static void case_masked(void)
     const char *name = cleared ? "output layer 0, one rank masked, stage"
                                : "one rank masked, stage";
 
-    report(reference(cleared, &first), "16 tokens of one rank", cleared);
+    tiny_report(reference(cleared, &first), "16 tokens of one rank %d",
+                cleared);
     for (int stage = 0; stage < NUM_STAGES; stage++)
       for (int a = 1; a <= MAX_MICRO; a++)
-        report(try_masked(&first, cleared, stage, a), name, stage);
+        tiny_report(try_masked(&first, cleared, stage, a), "%s %d", name,
+                    stage);
     tiny_run_free(&first.grads);
   }
   for (int stage = 0; stage < NUM_STAGES; stage++)
-    report(try_none(stage), "all masked, auxiliary losses, stage", stage);
+    tiny_report(try_none(stage), "all masked, auxiliary losses, stage %d",
+                stage);
 }
 
 /* --- eval: with dropout and random dropping of tokens --- */
@@ -441,7 +429,7 @@ static mz_status_t try_eval(int stage)
 static void case_eval(void)
 {
   for (int stage = 0; stage < NUM_STAGES; stage++)
-    report(try_eval(stage), "evaluations, stage", stage);
+    tiny_report(try_eval(stage), "evaluations, stage %d", stage);
 }
 
 /* --- limit --- */
@@ -485,11 +473,12 @@ done:
 static void case_limit(void)
 {
   for (int stage = 0; stage < NUM_STAGES; stage++) {
-    report(try_limit(1, stage, false), "7 elements a call, stage", stage);
-    report(try_limit(3, stage, false), "7 elements a call, ep_size 3, stage",
-           stage);
-    report(try_limit(3, stage, true),
-           "7 elements a call, ep_size 3, bf16, stage", stage);
+    tiny_report(try_limit(1, stage, false), "7 elements a call, stage %d",
+                stage);
+    tiny_report(try_limit(3, stage, false),
+                "7 elements a call, ep_size 3, stage %d", stage);
+    tiny_report(try_limit(3, stage, true),
+                "7 elements a call, ep_size 3, bf16, stage %d", stage);
   }
 }
 
@@ -509,7 +498,7 @@ static int run_case(const char *name)
     case_limit();
   else
     return 2;
-  return num_failed > 0;
+  return tiny_num_failed > 0;
 }
 
 int main(int argc, char **argv)
@@ -519,7 +508,6 @@ int main(int argc, char **argv)
   if (argc < 2) return 2;
   tiny_inline = strcmp(argv[argc - 1], "inline") == 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
-  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   code = run_case(argv[1]);
   MPI_Finalize();
   return code;

@@ -16,21 +16,8 @@
 
 enum { NUM_STAGES = 4, NUM_STEPS = 10, DELAY_MS = 5 };
 
-static int world_rank, world_size, num_failed;
+static int world_size;
 static const char *device = "cpu";
-
-/* All ranks agree on whether a case passed. */
-static void report(mz_status_t st, const char *name, int number)
-{
-  int ok = st == MZ_OK, all_ok;
-
-  if (!ok)
-    fprintf(stderr, "rank %d: %s %d: %s\n", world_rank, name, number,
-            mz_error_last());
-  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-  num_failed += !all_ok;
-  if (world_rank == 0 && all_ok) printf("%s %d: right\n", name, number);
-}
 
 /* A dense block and one with experts; micro-batches, experts on all ranks. */
 static void give_model(tiny_given_t *g, int stage, bool breakdown)
@@ -235,14 +222,14 @@ int main(int argc, char **argv)
   tiny_inline = strcmp(argv[argc - 1], "inline") == 0;
   if (strcmp(argv[argc - 1], "cuda") == 0) device = "cuda";
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
-  MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
   MPI_Comm_size(MPI_COMM_WORLD, &world_size);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     if (strcmp(argv[1], cases[i].name) != 0) continue;
     found = 1;
     for (int stage = 0; stage < NUM_STAGES; stage++)
-      report(cases[i].attempt(stage), cases[i].name, stage);
+      tiny_report(cases[i].attempt(stage), "%s, stage %d", cases[i].name,
+                  stage);
   }
   MPI_Finalize();
-  return found ? num_failed > 0 : 2;
+  return found ? tiny_num_failed > 0 : 2;
 }

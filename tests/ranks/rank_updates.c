@@ -17,7 +17,7 @@
 
 enum { OWN = 6, NUM_STAGES = 4 };
 
-static int world_rank, num_failed;
+static int world_rank;
 
 static int assemble(char own[][64], const char **all, int ep, int stage,
                     int batch)
@@ -28,18 +28,6 @@ static int assemble(char own[][64], const char **all, int ep, int stage,
   for (int i = 0; i < 3; i++)
     all[i] = own[i];
   return 3;
-}
-
-/* All ranks agree on whether a case passed. */
-static void report(mz_status_t st, const char *name)
-{
-  int ok = st == MZ_OK, all_ok;
-
-  if (!ok)
-    fprintf(stderr, "rank %d: %s: %s\n", world_rank, name, mz_error_last());
-  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
-  num_failed += !all_ok;
-  if (world_rank == 0 && all_ok) printf("%s: right\n", name);
 }
 
 /* --- gradients --- */
@@ -114,7 +102,7 @@ static void try_gradients(const first_step_t *one, int np, int ep, int stage)
     if (st == MZ_OK) st = check_gradients(one, &many);
     MPI_Comm_free(&part);
   }
-  report(st, name);
+  tiny_report(st, "%s", name);
   tiny_run_free(&many.grads);
 }
 
@@ -123,8 +111,9 @@ static void compare_gradients(void)
   static const int layouts[][2] = {{2, 1}, {2, 2}, {4, 2}, {4, 4}};
   first_step_t one = {0};
 
-  report(take_first_step(MPI_COMM_SELF, 1, 0, &one), "gradients of one rank");
-  for (int stage = 0; stage < NUM_STAGES && num_failed == 0; stage++)
+  tiny_report(take_first_step(MPI_COMM_SELF, 1, 0, &one),
+              "gradients of one rank");
+  for (int stage = 0; stage < NUM_STAGES && tiny_num_failed == 0; stage++)
     for (int i = 0; i < 4; i++)
       try_gradients(&one, layouts[i][0], layouts[i][1], stage);
   tiny_run_free(&one.grads);
@@ -274,13 +263,13 @@ static void compare_updates(void)
 {
   tiny_run_t plain = {0};
 
-  report(try_update(0, &plain, &plain), "update, np 4 ep 2 stage 0");
-  for (int stage = 1; stage < NUM_STAGES && num_failed == 0; stage++) {
+  tiny_report(try_update(0, &plain, &plain), "update, np 4 ep 2 stage 0");
+  for (int stage = 1; stage < NUM_STAGES && tiny_num_failed == 0; stage++) {
     tiny_run_t after = {0};
     char name[64];
 
     snprintf(name, sizeof name, "update, np 4 ep 2 stage %d", stage);
-    report(try_update(stage, &plain, &after), name);
+    tiny_report(try_update(stage, &plain, &after), "%s", name);
     tiny_run_free(&after);
   }
   tiny_run_free(&plain);
@@ -299,5 +288,5 @@ int main(int argc, char **argv)
   else
     compare_updates();
   MPI_Finalize();
-  return num_failed > 0;
+  return tiny_num_failed > 0;
 }

@@ -290,3 +290,21 @@ tiny_apart_t tiny_compare(const tiny_run_t *a, const tiny_run_t *b)
   }
   return worst;
 }
+
+int tiny_num_failed;
+
+void tiny_report(mz_status_t st, const char *format, ...)
+{
+  int ok = st == MZ_OK, all_ok, rank;
+  char name[TINY_VALUE];
+  va_list args;
+
+  va_start(args, format);
+  vsnprintf(name, sizeof name, format, args);
+  va_end(args);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (!ok) fprintf(stderr, "rank %d: %s: %s\n", rank, name, mz_error_last());
+  MPI_Allreduce(&ok, &all_ok, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  tiny_num_failed += !all_ok;
+  if (rank == 0 && all_ok) printf("%s: right\n", name);
+}

@@ -94,4 +94,12 @@ typedef struct tiny_apart {
 
 tiny_apart_t tiny_compare(const tiny_run_t *a, const tiny_run_t *b);
 
+/* Whether a case passed on all ranks of the world, which all call this: rank 0
+ * prints that it is right, a rank that has an error prints that. The format and
+ * what follows name the case. */
+void tiny_report(mz_status_t st, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* Cases that did not. */
+extern int tiny_num_failed;
+
 #endif

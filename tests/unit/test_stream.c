@@ -8,13 +8,23 @@
 
 static char output[16384];
 
-static void run(int ranks, const char *args)
+static void run_program(const char *program, int ranks, const char *args)
 {
-  int code = mz_test_mpirun(ranks, "tests/ranks/rank_stream", args, 120, output,
-                            sizeof output);
+  int code = mz_test_mpirun(ranks, program, args, 120, output, sizeof output);
 
   cr_assert_eq(code, 0, "%d ranks, %s: exit code %d\n%s", ranks, args, code,
                output);
+}
+
+static void run(int ranks, const char *args)
+{
+  run_program("tests/ranks/rank_stream", ranks, args);
+}
+
+/* Against a CPU rank. */
+static void run_late(int ranks, const char *args)
+{
+  run_program("tests/ranks/rank_late", ranks, args);
 }
 
 Test(stream, bits_are_those_of_a_waiting_host)
@@ -23,32 +33,21 @@ Test(stream, bits_are_those_of_a_waiting_host)
   run(3, "4");
 }
 
-static void run_overlap(int ranks, const char *args)
-{
-  int code = mz_test_mpirun(ranks, "tests/ranks/rank_late", args, 120, output,
-                            sizeof output);
-
-  cr_assert_eq(code, 0, "%d ranks, %s: exit code %d\n%s", ranks, args, code,
-               output);
-}
-
-/* Many experts are many launches: they find room behind a wait, or there is
- * none.
- */
+/* Many experts are many launches. */
 Test(stream, launches_of_many_experts_find_room)
 {
-  run_overlap(4, "moe.num_experts=64 comm.wait=stream "
-                 "model.initializer_range=0.2");
+  run_late(4, "moe.num_experts=64 comm.wait=stream "
+              "model.initializer_range=0.2");
 }
 
-/* Against a CPU rank, whoever waits: what travels ahead of the experts leaves
+/* Whoever waits: what travels ahead of the experts leaves
  * when it is there, and nothing is written that still travels. */
 Test(stream, runs_that_overlap_have_the_bits_of_one_run)
 {
-  run_overlap(2, "overlap moe.num_experts=8 moe.saved_rows=0.25 "
-                 "model.initializer_range=0.2 debug.poison=true");
-  run_overlap(2, "overlap moe.num_experts=8 comm.wait=stream "
-                 "model.initializer_range=0.2 debug.poison=true");
+  run_late(2, "overlap moe.num_experts=8 moe.saved_rows=0.25 "
+              "model.initializer_range=0.2 debug.poison=true");
+  run_late(2, "overlap moe.num_experts=8 comm.wait=stream "
+              "model.initializer_range=0.2 debug.poison=true");
 }
 
 Test(stream, one_rank_waits_for_nobody) { run(1, "2"); }
