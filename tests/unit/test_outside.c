@@ -43,8 +43,8 @@ Test(outside, memory_and_messages_are_as_planned_on_4_ranks)
 {
   static const char *const words[] = {
       "moe.ep_size=1",
-      "moe.ep_size=2 gradient_accumulation_steps=2 moe.num_shared_experts=1 "
-      "moe.shared_expert_gate=true",
+      ("moe.ep_size=2 gradient_accumulation_steps=2 moe.num_shared_experts=1 "
+       "moe.shared_expert_gate=true"),
       "moe.ep_size=4 moe.saved_rows=0.25"};
 
   expect_stages(4, words, 3);
