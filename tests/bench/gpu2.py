@@ -40,6 +40,7 @@ import subprocess
 import sys
 import time
 
+import gpu2_rates
 import gpu_bench as bench
 import gpu_card
 
@@ -57,9 +58,6 @@ DDP_EP = "--parallel ddp-ep"
 SETTINGS = ["moe.saved_rows=1.25"]
 DRY = ["model.num_hidden_layers=4", "train_micro_batch_size_per_gpu=2"]
 DRY_PEER = "--layers 4 --batch 2"
-BOUNDS = {"exchange": 1.0, "gather": 1.0, "reduce": 1.0}
-FROM_MIB = 16
-PIECE_MIB = 32  # comm.piece_bytes
 SIZES = [1, 4, 16, 64, 256]
 
 
@@ -323,18 +321,6 @@ def part_tiny(a, report):
         "moe.num_experts=8", "model.initializer_range=0.2"])
 
 
-LINE = re.compile(r"(\w+) (\w+) (\w+) (\d+) MiB: ([\d.]+) ms, ([\d.]+) GB/s")
-
-
-def rates(lines):
-    """{(operation, whole or pieces or the way, MiB): {form: GB/s}}"""
-    found = {}
-    for match in filter(None, map(LINE.match, lines)):
-        operation, form, parts, mib, _, rate = match.groups()
-        found[operation, form, parts, int(mib)] = float(rate)
-    return found
-
-
 def part_exchange(a, report):
     sizes = [str(x) for x in a.sizes]
     lines, code = output_of(
@@ -353,59 +339,7 @@ def part_exchange(a, report):
         a, "exchange-nccl", torchrun(a, 60) +
         [os.path.join("tests", "bench", "nccl_exchange.py"), a.device] + sizes)
     report.check(code == 0, "PyTorch's collectives ran")
-    put_rates(a, report, rates(lines), rates(theirs))
-
-
-def over(ours, theirs):
-    return ours / theirs if ours and theirs else None
-
-
-def put_rates(a, report, mine, its):
-    """Like with like: what is queued with what is queued, what a host waits for
-    with what a host waits for. An exchange, which is not queued, with both."""
-    report.put("", "GB/s of the larger buffer of a rank, collective and "
-               "pairwise. Until a waiting host knows that all is done, one "
-               "operation at a time; units also queued, 50 one behind another "
-               "as the engine posts them. NCCL by the device's clock among "
-               "calls queued in a stream, and until a waiting host knows. "
-               "reduce_stream: with comm.wait stream. "
-               "Ratios: the better of ours, queued to NCCL's stream, host to "
-               "host, and ours of a waiting host to NCCL's stream.", "",
-               "| operation | MiB | host | queued | NCCL, host | NCCL, stream "
-               "| queued / stream | host / host | host / stream |",
-               "|---|---|---|---|---|---|---|---|---|")
-    checks = []
-    for operation, parts, mib in sorted({(o, p, m) for o, _, p, m in mine
-                                         if not p.endswith("_queued")}):
-        host, queued = [[mine.get((operation, form, parts + way, mib))
-                         for form in ("collective", "pairwise")]
-                        for way in ("", "_queued")]
-        name = operation.split("_")[0]
-        nccl_host, nccl_stream = [its.get((name, "nccl", way, mib))
-                                  for way in ("host", "stream")]
-        best = [max(x or 0.0 for x in pair) for pair in (host, queued)]
-        ratios = [over(best[1], nccl_stream), over(best[0], nccl_host),
-                  over(best[0], nccl_stream)]
-        report.put("| %s, %s | %d | %s |" % (
-            operation, parts, mib, " | ".join(
-                [", ".join(bench.number(x, "%.0f") for x in pair)
-                 for pair in (host, queued)] +
-                [bench.number(x, "%.0f") for x in (nccl_host, nccl_stream)] +
-                [bench.number(x, "%.2f") for x in ratios])))
-        in_engine = operation == "exchange" or (
-            parts == ("whole" if mib <= PIECE_MIB else "pieces") and
-            operation in BOUNDS)
-        if mib >= FROM_MIB and nccl_stream and in_engine:
-            checks.append((operation, mib, ratios))
-    report.put("")
-    for operation, mib, ratios in checks if not a.dry else []:
-        bound = BOUNDS[operation]
-        names = (["waited for, to NCCL's stream"] if operation == "exchange"
-                 else ["queued, to NCCL's stream", "waited for, to NCCL's"])
-        pairs = zip(names, ratios[2:] if operation == "exchange" else ratios)
-        for name, ratio in pairs:
-            report.check(ratio >= bound, "%s of %d MiB, %s: %.2f x (at least "
-                         "%.2f)" % (operation, mib, name, ratio, bound))
+    gpu2_rates.put(report, lines, theirs, not a.dry)
 
 
 def part_mixtral(a, report):
