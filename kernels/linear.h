@@ -9,7 +9,10 @@
  * (on the CPU it may be NULL). max_rows is the host's bound of R.
  * Weights are [N, K] as in a checkpoint; w, b, dw, db are host arrays of G
  * pointers to backend memory. Element type: the table's dtype; dw and db are
- * fp32. */
+ * fp32.
+ *
+ * experts: the groups are some of more, so the bits of a group do not depend on
+ * G: runs of any length give the same. */
 #ifndef MZ_KERNELS_LINEAR_H
 #define MZ_KERNELS_LINEAR_H
 
@@ -22,7 +25,8 @@ typedef enum mz_epilogue {
 } mz_epilogue_t;
 
 typedef struct mz_linear {
-  int32_t num_groups;     /* G >= 1 */
+  int32_t num_groups; /* G >= 1 */
+  bool experts;
   const int32_t *offsets; /* [G + 1] */
   const int32_t *host_offsets;
   int64_t max_rows;
@@ -38,6 +42,7 @@ typedef struct mz_linear {
 /* dx = dy W (epilogue), [R, K]. add: dx += (only with MZ_EPI_NONE). */
 typedef struct mz_linear_dgrad {
   int32_t num_groups;
+  bool experts;
   const int32_t *offsets, *host_offsets;
   int64_t max_rows;
   int64_t n, k;
@@ -53,6 +58,7 @@ typedef struct mz_linear_dgrad {
  * (zeros for an empty group), 1: add. */
 typedef struct mz_linear_wgrad {
   int32_t num_groups;
+  bool experts;
   const int32_t *offsets, *host_offsets;
   int64_t max_rows;
   int64_t n, k;

@@ -113,16 +113,17 @@ static void walk_pieces(int64_t rows, const void *a, rows_fn step)
     step(a, 0, r, mz_min_i64(PIECE_ROWS, rows - r));
 }
 
-/* Walks the rows. One group: the product with all threads inside, which is
- * the fastest for many rows. Several groups: threads take blocks of rows, for
- * a product of few rows does not scale, and `after` finds its block in
+/* Walks the rows. Whole, a single group: the product with all threads inside,
+ * which is the fastest for many rows. Otherwise threads take blocks of rows,
+ * for a product of few rows does not scale, and `after` finds its block in
  * cache. before and after may be NULL. */
-static void walk_rows(int32_t num_groups, const int32_t *offsets, const void *a,
-                      rows_fn before, rows_fn multiply, rows_fn after)
+static void walk_rows(bool whole, int32_t num_groups, const int32_t *offsets,
+                      const void *a, rows_fn before, rows_fn multiply,
+                      rows_fn after)
 {
   int64_t num_tasks = 0;
 
-  if (num_groups == 1) {
+  if (whole) {
     int64_t rows = offsets[1];
 
     if (rows == 0) return;
@@ -195,8 +196,9 @@ mz_status_t mz_k_linear_cpu(const mz_kernels_t *kernels, const mz_linear_t *a,
       mz_cpu_linear_check(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
   MZ_REQUIRE(a->epilogue != MZ_EPI_DGELU, MZ_ERR_ARG,
              "DGELU is an epilogue of linear_dgrad");
-  walk_rows(a->num_groups, a->offsets, a, a->b ? linear_before : NULL,
-            linear_multiply, a->epilogue == MZ_EPI_GELU ? linear_after : NULL);
+  walk_rows(a->num_groups == 1 && !a->experts, a->num_groups, a->offsets, a,
+            a->b ? linear_before : NULL, linear_multiply,
+            a->epilogue == MZ_EPI_GELU ? linear_after : NULL);
   return MZ_OK;
 }
 
@@ -230,7 +232,8 @@ mz_status_t mz_k_linear_dgrad_cpu(const mz_kernels_t *kernels,
              "GELU is an epilogue of linear");
   MZ_REQUIRE(!a->add || a->epilogue == MZ_EPI_NONE, MZ_ERR_ARG,
              "dgrad cannot add behind an epilogue");
-  walk_rows(a->num_groups, a->offsets, a, NULL, dgrad_multiply,
+  walk_rows(a->num_groups == 1 && !a->experts, a->num_groups, a->offsets, a,
+            NULL, dgrad_multiply,
             a->epilogue == MZ_EPI_DGELU ? dgrad_after : NULL);
   return MZ_OK;
 }
@@ -279,7 +282,7 @@ mz_status_t mz_k_linear_wgrad_cpu(const mz_kernels_t *kernels,
 
   MZ_TRY(
       mz_cpu_linear_check(a->num_groups, a->offsets, a->max_rows, a->n, a->k));
-  if (a->num_groups == 1) {
+  if (a->num_groups == 1 && !a->experts) {
     wgrad_weight(a, 0, 0, a->n);
   } else {
 #pragma omp parallel for schedule(dynamic)

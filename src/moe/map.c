@@ -20,7 +20,11 @@ static mz_status_t declare_one(mz_decl_t *decl, const mz_map_opts_t *opts,
 mz_status_t mz_map_declare(mz_decl_t *decl, const mz_map_opts_t *opts,
                            mz_map_t *map_out)
 {
-  mz_map_t map = {.n = opts->n, .k = opts->k, .weight = -1, .bias = -1};
+  mz_map_t map = {.n = opts->n,
+                  .k = opts->k,
+                  .experts = opts->moe >= 0,
+                  .weight = -1,
+                  .bias = -1};
 
   MZ_TRY(declare_one(decl, opts, "weight",
                      (mz_tensor_opts_t){.ndim = 2,
@@ -46,6 +50,7 @@ mz_status_t mz_map_forward(const mz_map_t *map, const mz_call_t *call,
 {
   int32_t first = window->first_expert;
   mz_linear_t a = {.num_groups = window->num_experts,
+                   .experts = map->experts,
                    .offsets = window->offsets,
                    .host_offsets = window->host_offsets,
                    .max_rows = window->rows,
@@ -68,6 +73,7 @@ mz_status_t mz_map_wgrad(const mz_map_t *map, const mz_call_t *call,
 {
   int32_t first = window->first_expert;
   mz_linear_wgrad_t a = {.num_groups = window->num_experts,
+                         .experts = map->experts,
                          .offsets = window->offsets,
                          .host_offsets = window->host_offsets,
                          .max_rows = window->rows,
@@ -90,6 +96,7 @@ static mz_linear_dgrad_t dgrad_args(const mz_map_t *map, const mz_call_t *call,
                                     void *dx)
 {
   mz_linear_dgrad_t a = {.num_groups = window->num_experts,
+                         .experts = map->experts,
                          .offsets = window->offsets,
                          .host_offsets = window->host_offsets,
                          .max_rows = window->rows,

@@ -14,6 +14,7 @@
 
 typedef struct mz_map {
   int64_t n, k;
+  bool experts;   /* one of several maps of that shape */
   int32_t weight; /* tensor [N, K]; of experts: the one of global expert 0 */
   int32_t bias;   /* tensor [N]; -1: none */
 } mz_map_t;

@@ -177,12 +177,13 @@ static void bench_linear(const char *label, int32_t groups)
     dbs[g] = bias;
   }
   draw_rows(groups, offsets);
-  mz_linear_t f = {groups, offsets, offsets, tokens, n,           k,
-                   w,      b,       x,       y,      MZ_EPI_NONE, NULL};
-  mz_linear_dgrad_t d = {groups, offsets, offsets, tokens,      n,    k,
-                         w,      y,       x,       MZ_EPI_NONE, NULL, 0};
-  mz_linear_wgrad_t g = {groups, offsets, offsets, tokens,     n,         k, x,
-                         y,      dws,     dbs,     accumulate, accumulate};
+  mz_linear_t f = {groups, groups > 1, offsets, offsets, tokens,      n,   k,
+                   w,      b,          x,       y,       MZ_EPI_NONE, NULL};
+  mz_linear_dgrad_t d = {groups, groups > 1, offsets, offsets,     tokens, n, k,
+                         w,      y,          x,       MZ_EPI_NONE, NULL,   0};
+  mz_linear_wgrad_t g = {groups, groups > 1, offsets,   offsets, tokens,
+                         n,      k,          x,         y,       dws,
+                         dbs,    accumulate, accumulate};
 
   print_linear("linear", label, seconds(run_linear, &f), &forward);
   f.epilogue = MZ_EPI_GELU;

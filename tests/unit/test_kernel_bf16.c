@@ -152,8 +152,8 @@ static void check_linear(void)
 {
   weights_t w;
   pair_t x = pair(T * H, 1, 1), y = pair(T * N, 2, 1), pre = pair(T * N, 3, 1);
-  mz_linear_t a = {3,    offsets, offsets, T,    N,           H,
-                   NULL, NULL,    NULL,    NULL, MZ_EPI_GELU, NULL};
+  mz_linear_t a = {3,    false, offsets, offsets, T,           N,   H,
+                   NULL, NULL,  NULL,    NULL,    MZ_EPI_GELU, NULL};
   mz_linear_t b = a;
 
   make_weights(&w);
