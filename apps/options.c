@@ -46,8 +46,8 @@ const char options_help[] =
     "  --device-memory 80GiB   plan: exit 3 if a rank needs more\n"
     "  --json                  print JSON instead of lines and tables\n"
     "\n"
-    "exit codes: 0 done, 1 failed, 2 usage or configuration, 3 does not fit,\n"
-    "            4 stopped by a signal after a checkpoint\n";
+    "exit codes: 0 done, 1 failed, 2 usage or configuration, 3 does not "
+    "fit\n";
 
 enum { DEFAULT_TOKENS = 100, NOT_GIVEN = -1 };
 

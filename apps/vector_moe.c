@@ -491,7 +491,7 @@ static mz_status_t run(program_t *p, int argc, char **argv)
 {
   int next = 2;
 
-  if (argc < 2)
+  if (argc < 2 || argv[1][0] == '-')
     return FAIL(MZ_ERR_ARG,
                 "usage: vector_moe FILE.h5 [experts=E] [KEY=VALUE]...");
   p->experts = EXPERTS;

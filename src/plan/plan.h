@@ -267,13 +267,14 @@ typedef struct mz_traffic {
  * What the predicted step time is made from; it has no effect on the layout.
  * 0 stands for a CPU rank: one core of two, measured with Open MPI 4.1.4
  * between ranks of one machine that had other work too (tests/bench, bench_comm
- * and AdamW on 16 Mi elements).
+ * and AdamW on 16 Mi elements); with train.device cuda for an H200 in bf16
+ * beside another on NVLink (tests/bench/results).
  */
 typedef struct mz_machine {
-  double flops_per_s;        /* products of a rank; 0: 5e10 */
-  double memory_bytes_per_s; /* read and written by a rank; 0: 1.5e10 */
-  double link_bytes_per_s;   /* sent by a rank; 0: 5e8 */
-  double latency_s;          /* of a message; 0: 1e-4 */
+  double flops_per_s;        /* products of a rank; 0: 5e10, 4.5e14 */
+  double memory_bytes_per_s; /* read and written by a rank; 0: 1.5e10, 3.9e12 */
+  double link_bytes_per_s;   /* sent by a rank; 0: 5e8, 5e11 */
+  double latency_s;          /* of a message; 0: 1e-4, 3e-5 */
 } mz_machine_t;
 
 /**
@@ -287,7 +288,8 @@ typedef struct mz_machine {
  */
 typedef struct mz_plan_times {
   double compute_s, messages_s, update_s;
-  double step_s; /* their sum */
+  double step_s;      /* their sum */
+  double flops_per_s; /* that compute_s was made with */
 } mz_plan_times_t;
 
 typedef struct mz_plan_opts {

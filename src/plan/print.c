@@ -121,8 +121,9 @@ static mz_status_t add_times(const mz_plan_t *p, mz_text_t *text)
   return MZ_TRACE(mz_text_add(
       text,
       "predicted step         %.4g s: computing %.4g, messages %.4g, update "
-      "%.4g; %.4g tokens/s\n",
-      t->step_s, t->compute_s, t->messages_s, t->update_s, tokens / t->step_s));
+      "%.4g; %.4g tokens/s (%s of %.2g operations/s)\n",
+      t->step_s, t->compute_s, t->messages_s, t->update_s, tokens / t->step_s,
+      p->opts.cuda ? "GPUs" : "cores", t->flops_per_s));
 }
 
 mz_status_t mz_plan_to_text(const mz_plan_t *plan, char **text_out)

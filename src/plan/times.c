@@ -4,6 +4,21 @@
 
 enum { UPDATE_BYTES = 28 /* w, m, v, gradient read; w, m, v written; fp32 */ };
 
+/* Where the options name no rate; see mz_machine_t. */
+static const mz_machine_t cpu = {.flops_per_s = 5e10,
+                                 .memory_bytes_per_s = 1.5e10,
+                                 .link_bytes_per_s = 5e8,
+                                 .latency_s = 1e-4};
+static const mz_machine_t gpu = {.flops_per_s = 4.5e14,
+                                 .memory_bytes_per_s = 3.9e12,
+                                 .link_bytes_per_s = 5e11,
+                                 .latency_s = 3e-5};
+
+static const mz_machine_t *usual(const mz_plan_t *p)
+{
+  return p->opts.cuda ? &gpu : &cpu;
+}
+
 static double or_default(double given, double fallback)
 {
   return given > 0 ? given : fallback;
@@ -40,8 +55,8 @@ static double messages_s(const mz_plan_t *p, mz_walk_t w)
              ? op->jump
              : at + 1;
   }
-  return calls * or_default(m->latency_s, 1e-4) +
-         bytes / or_default(m->link_bytes_per_s, 5e8);
+  return calls * or_default(m->latency_s, usual(p)->latency_s) +
+         bytes / or_default(m->link_bytes_per_s, usual(p)->link_bytes_per_s);
 }
 
 void mz_plan_make_times(mz_plan_t *plan)
@@ -52,12 +67,13 @@ void mz_plan_make_times(mz_plan_t *plan)
 
   for (int32_t i = 0; i < plan->num_units; i++)
     updated += (double)(plan->units[i].elements / plan->units[i].o);
-  t->compute_s =
-      micros * 3 * 2 * plan->operations / or_default(m->flops_per_s, 5e10);
+  t->flops_per_s = or_default(m->flops_per_s, usual(plan)->flops_per_s);
+  t->compute_s = micros * 3 * 2 * plan->operations / t->flops_per_s;
   t->messages_s = micros * messages_s(plan, MZ_WALK_MICRO) +
                   messages_s(plan, MZ_WALK_BEGIN) +
                   messages_s(plan, MZ_WALK_UPDATE);
   t->update_s =
-      updated * UPDATE_BYTES / or_default(m->memory_bytes_per_s, 1.5e10);
+      updated * UPDATE_BYTES /
+      or_default(m->memory_bytes_per_s, usual(plan)->memory_bytes_per_s);
   t->step_s = t->compute_s + t->messages_s + t->update_s;
 }
