@@ -74,8 +74,10 @@ typedef struct mz_step_result {
      stay with their rank, there and back, forward and backward; nothing in a
      group of one rank */
   int64_t exchange_bytes;
-  /* of this rank, over the step: tokens were under way; of it the device waited
-     for them with nothing else to do */
+  /* of this rank, over the step: tokens were under way; it waited for them with
+     nothing else to do, also for a rank that was late (NaN where a stream
+     waits)
+     */
   double exchange_ms, exposed_ms;
   /* exposed_ms of the rank that waited least: a faster one also waits for the
      slower ones, which is no matter of the exchange */

@@ -163,6 +163,7 @@ static mz_status_t find_together(mz_comm_group_t *group)
   MPI_Comm node;
   int size;
 
+  if (group->size == 1) return MZ_OK;
   MZ_TRY_MPI(MPI_Comm_split_type(group->lanes[0], MPI_COMM_TYPE_SHARED,
                                  group->rank, MPI_INFO_NULL, &node));
   MZ_TRY_MPI(MPI_Comm_size(node, &size));
@@ -192,7 +193,7 @@ static mz_status_t open_group(mz_comm_t *comm, int color)
              "group %s: the ranks of its members differ: place %d of %d here, "
              "%d of %d together",
              group->name, group->rank, group->size, rank, size);
-  return MZ_TRACE(find_together(group));
+  return MZ_OK;
 }
 
 static void close_group(mz_comm_group_t *group)
@@ -206,6 +207,7 @@ static mz_status_t start_queue(mz_comm_t *comm)
   mz_status_t st;
 
   MZ_TRY(open_group(comm, 0));
+  MZ_TRY(find_together(&comm->groups[0]));
   comm->num_groups = 1;
   MZ_TRY(mz_watchdog_listen(comm));
   st = mz_queue_resume(comm);
@@ -310,7 +312,9 @@ static mz_status_t join_group(mz_comm_t *comm, const char *name,
   if (st == MZ_OK) st = append_group(comm, name, size, place);
   MZ_TRY(mz_comm_agree(comm, st));
   st = open_group(comm, ranks[0]);
-  comm->num_groups++; /* in any case, so that destroy frees it */
+  comm->num_groups++;              /* in any case, so that destroy frees it */
+  MZ_TRY(mz_comm_agree(comm, st)); /* or some would wait for the others below */
+  st = find_together(&comm->groups[comm->num_groups - 1]);
   return MZ_TRACE(mz_comm_agree(comm, st));
 }
 

@@ -172,7 +172,8 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket);
  * host's and where the message is done already it is mz_comm_wait. From here to
  * mz_comm_settle the caller uses nothing of the device for the first time but
  * after mz_device_settle.
- * @return as mz_comm_wait as far as is known now, and MZ_ERR_CUDA.
+ * Where the device refuses, the host waits.
+ * @return as mz_comm_wait as far as is known now.
  */
 mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket);
 

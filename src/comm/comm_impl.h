@@ -185,6 +185,8 @@ void mz_comm_raise_flag(mz_comm_t *comm, int lane, uint64_t number);
 void mz_comm_raise_all_flags(mz_comm_t *comm);
 
 /* queue.c */
+/* What mz_comm_wait refuses, and a failure that is known. */
+mz_status_t mz_comm_check_wait(mz_comm_t *comm, mz_ticket_t ticket);
 int64_t mz_comm_now_ns(void);
 mz_status_t mz_queue_resume(mz_comm_t *comm); /* starts the thread, if wanted */
 void mz_queue_pause(mz_comm_t *comm);         /* stops and joins it */

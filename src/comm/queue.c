@@ -304,7 +304,7 @@ static void wait_until_done(mz_comm_t *comm, mz_ticket_t ticket)
   comm->wait_s += (double)(mz_comm_now_ns() - begin) * 1e-9;
 }
 
-mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
+mz_status_t mz_comm_check_wait(mz_comm_t *comm, mz_ticket_t ticket)
 {
   MZ_REQUIRE(comm && ticket.lane >= 0 && ticket.lane < MZ_NUM_LANES, MZ_ERR_ARG,
              "comm %p, lane %d", (void *)comm, (int)ticket.lane);
@@ -312,6 +312,14 @@ mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
   MZ_REQUIRE(ticket.number <= atomic_load(&comm->rings[ticket.lane].posted),
              MZ_ERR_ARG, "message %" PRIu64 " of the %s lane is not posted",
              ticket.number, mz_comm_lane_name((int)ticket.lane));
+  return MZ_TRACE(check_failed(comm));
+}
+
+mz_status_t mz_comm_wait(mz_comm_t *comm, mz_ticket_t ticket)
+{
+  mz_status_t st = mz_comm_check_wait(comm, ticket);
+
+  if (st != MZ_OK || ticket.number == 0) return MZ_TRACE(st);
   if (!mz_comm_is_done(comm, ticket)) wait_until_done(comm, ticket);
   return MZ_TRACE(check_failed(comm));
 }

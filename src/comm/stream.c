@@ -98,15 +98,24 @@ mz_status_t mz_comm_settle(mz_comm_t *comm)
 
 mz_status_t mz_comm_wait_on_stream(mz_comm_t *comm, mz_ticket_t ticket)
 {
+  mz_ticket_t before;
+
+  MZ_TRY(mz_comm_check_wait(comm, ticket));
   if (ticket.number == 0 || !comm->flags || mz_comm_is_done(comm, ticket))
     return MZ_TRACE(mz_comm_wait(comm, ticket));
-  MZ_TRY(mz_comm_settle(comm));
-  MZ_TRY(mz_stream_wait_flag(comm->device, comm->device->stream,
-                             flag_of(comm, (int)ticket.lane, ticket.number),
-                             (uint32_t)ticket.number));
+  before = mz_comm_awaited(comm);
+  if (before.number > 0) MZ_TRY(mz_comm_wait(comm, before));
+  /* A device that fails is met again by the next launch, whose error is one of
+     the step's; here no rank may leave the others. */
+  if (mz_stream_wait_flag(comm->device, comm->device->stream,
+                          flag_of(comm, (int)ticket.lane, ticket.number),
+                          (uint32_t)ticket.number) != MZ_OK)
+    return MZ_TRACE(mz_comm_wait(comm, ticket));
+  /* the watchdog reads number first: the time is there before it */
+  atomic_store(&comm->awaited.number, 0);
+  atomic_store(&comm->awaited.ns, mz_comm_now_ns());
   atomic_store(&comm->wait_lane, (int)ticket.lane);
   atomic_store(&comm->awaited.lane, (int)ticket.lane);
-  atomic_store(&comm->awaited.ns, mz_comm_now_ns());
   atomic_store(&comm->awaited.number, ticket.number);
   return MZ_OK;
 }

@@ -5,7 +5,7 @@
  * of a MoE have their own exchanged buffers, so with runs 0, 1, ... in the
  * order of the walk:
  *
- *   behind the counts, or the last step that touches what they send:
+ *   behind the counts, or the last step that writes what they send:
  *             dispatches of the first `ahead` runs
  *   run i     wait for the returns of run i - ahead, whose buffers it writes
  *             rounds { after the first one: its dispatches, wait for the

@@ -49,14 +49,15 @@
  * posted as far ahead as the live limit and prefetch_bucket_size allow; with a
  * bucket one that is larger goes ahead alone.
  *
- * The dispatch of a run of experts is posted before the experts of the run
- * before it compute, its return is waited for when somebody needs it: at the
- * head of src/plan/exchanges.c.
+ * Where runs of experts overlap, the dispatch of one is posted before the
+ * experts of the run before it compute, and its return is waited for when
+ * somebody needs it: at the head of src/plan/exchanges.c.
  *
  * ## Buffers
  * Every byte the engine holds, with the operations between which it lives in
  * each walk; buffers that never live at once may share bytes. A buffer that an
- * entry reads or writes lives until that entry's WAIT.
+ * entry reads or writes lives until that entry's WAIT, what is added up behind
+ * it until that SUM.
  */
 #ifndef MZ_PLAN_PLAN_H
 #define MZ_PLAN_PLAN_H

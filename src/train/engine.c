@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static double now_ms(void)
+double mz_engine_now_ms(void)
 {
   struct timespec t;
 
@@ -27,7 +27,7 @@ static double lap_ms(double *clock)
 {
   double before = *clock;
 
-  *clock = now_ms();
+  *clock = mz_engine_now_ms();
   return *clock - before;
 }
 
@@ -257,7 +257,7 @@ static void keep_late(mz_engine_t *e)
 mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
                            mz_step_result_t *result_out)
 {
-  double start = now_ms();
+  double start = mz_engine_now_ms();
 
   *result_out = (mz_step_result_t){0};
   MZ_REQUIRE(!engine->plan->opts.inference, MZ_ERR_ARG,
@@ -279,7 +279,7 @@ mz_status_t mz_engine_step(mz_engine_t *engine, const mz_step_data_t *data,
   MZ_TRY(mz_tuning_end_step(engine));
   engine->steps++;
   fill_result(engine, result_out);
-  result_out->ms = now_ms() - start;
+  result_out->ms = mz_engine_now_ms() - start;
   result_out->wait_ms =
       1e3 * mz_comm_take_wait_seconds(engine->comm) + engine->covered_ms;
   result_out->exchange_ms = 1e3 * mz_comm_take_timed_seconds(engine->comm);
@@ -487,7 +487,7 @@ static mz_status_t create(const mz_config_t *config, const mz_decl_t *decl,
                           mz_engine_t **engine_out)
 {
   mz_engine_t *e = NULL;
-  double clock = now_ms();
+  double clock = mz_engine_now_ms();
   mz_status_t st;
 
   *engine_out = NULL;

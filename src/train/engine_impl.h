@@ -113,6 +113,9 @@ struct mz_engine {
   bool tuned; /* no step tunes any more: see tuning.c */
 };
 
+/* Of a clock that only goes on. */
+double mz_engine_now_ms(void);
+
 /* device.c: the device of this rank, among the ranks of its machine.
  * Collective. */
 mz_status_t mz_engine_open_device(mz_engine_t *engine);

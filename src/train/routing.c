@@ -12,7 +12,6 @@
 #include <moezero/moe.h>
 #include <sched.h>
 #include <string.h>
-#include <time.h>
 
 /* --- life --- */
 
@@ -384,14 +383,6 @@ static mz_status_t keep_tokens(mz_engine_t *e, mz_token_wire_t *w)
   return MZ_OK;
 }
 
-static double now_ms(void)
-{
-  struct timespec t;
-
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 enum { POLLS = 8 /* of a message for one look at the device */ };
 
 /* While a device has work from before the wait, the message is hidden. An error
@@ -413,7 +404,7 @@ mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
 {
   const mz_entry_t *entry = &engine->plan->entries[op->entry];
   mz_ticket_t ticket = engine->tickets[op->entry];
-  double begin = now_ms(), idle = begin;
+  double begin = mz_engine_now_ms(), idle = begin;
 
   if (engine->plan->groups[entry->group].size == 1)
     return MZ_TRACE(keep_tokens(engine, &engine->token_wires[op->entry]));
@@ -423,11 +414,11 @@ mz_status_t mz_routing_wait_tokens(mz_engine_t *engine, const mz_op_t *op)
   }
   if (!engine->device->ops->is_host) {
     wait_covered(engine, ticket);
-    idle = now_ms();
+    idle = mz_engine_now_ms();
   }
   MZ_TRY(mz_comm_wait(engine->comm, ticket));
   engine->covered_ms += idle - begin;
-  engine->exposed_ms += now_ms() - idle;
+  engine->exposed_ms += mz_engine_now_ms() - idle;
   return MZ_OK;
 }
 

@@ -212,6 +212,8 @@ static int64_t most_launches(const mz_plan_t *p, const mz_op_t *op)
                : OF_A_STEP + OF_AN_EXPERT * p->runs[op->run].num_experts;
   case MZ_OP_ADAMW:
     return OF_A_STEP + op->num_units;
+  case MZ_OP_STATS_SUM: /* uploads a few kB a launch */
+    return OF_A_STEP + p->stats_elements / 256;
   default:
     return OF_OTHERS;
   }
