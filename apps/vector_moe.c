@@ -6,9 +6,10 @@
  *                            -> Linear(84, 10) -> loss
  *
  * Usage: mpirun -n N vector_moe FILE.h5 [experts=E] [KEY=VALUE]...
- * Makes FILE.h5 unless it is there. Keys are those of `gpt_moe config`. On an
- * even number of ranks two share a set of experts (ep_size 2). T tokens of a
- * rank in a micro-batch; a token is a row of the file. */
+ * Makes FILE.h5 unless it is there. Keys are those of `gpt_moe config` about
+ * batches, training and ZeRO; the network's own numbers stand in declare below.
+ * On an even number of ranks two share a set of experts (ep_size 2). T tokens
+ * of a rank in a micro-batch; a token is a row of the file. */
 #include "vector_data.h"
 
 #include <moezero/engine.h>
@@ -428,6 +429,10 @@ static mz_status_t create(program_t *p, int num, char **assignments)
   TRY(mz_config_parse(settings, "settings", (const char *const *)assignments,
                       num, &p->config));
   TRY(mz_config_resolve(p->config, p->size));
+  if (mz_config_uses_cuda(mz_config_values(p->config)))
+    return FAIL(MZ_ERR_UNSUPPORTED,
+                "train.device: cuda, but the steps of this program read and "
+                "write host memory; allowed: cpu");
   TRY(mz_decl_create(&p->decl));
   TRY(declare(&p->network, p->decl, p->experts, ep_size));
   TRY(mz_decl_apply_groups(p->decl, &mz_config_values(p->config)->optimizer));

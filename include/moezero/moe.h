@@ -106,11 +106,13 @@ typedef enum mz_activation {
   MZ_ACT_IDENTITY_TIMES /* tests: expert e returns (e + 1) x; no weights */
 } mz_activation_t;
 
+/** A feed-forward map of rows [R, hidden_size]. */
 typedef struct mz_ffn_opts {
-  int64_t hidden_size, intermediate_size;
+  int64_t hidden_size, intermediate_size; /* each at least 1 */
   mz_activation_t activation;
   bool bias;
-  double init_std, output_init_std; /* of the first and of the last matrix */
+  /* deviations of the first matrix, or two, and of the last; 0: zeros */
+  double init_std, output_init_std;
 } mz_ffn_opts_t;
 
 /** A dense feed-forward map beside the experts, that all tokens take. */
@@ -146,8 +148,8 @@ typedef struct mz_moe_layer_opts {
   int32_t in, out; /* buffers [T, H] of the model's dtype */
   int32_t d_in, d_out; /* their gradients; d_in is written, d_out read */
   mz_beside_t beside;
-  mz_ffn_opts_t
-      beside_ffn; /* of the map beside; not of MZ_ACT_IDENTITY_TIMES */
+  /* of the map beside: its hidden_size is H; not of MZ_ACT_IDENTITY_TIMES */
+  mz_ffn_opts_t beside_ffn;
   const mz_expert_ops_t *expert; /* copied */
   void *expert_self;             /* owned by the layer from here on, also when
                                     mz_moe_layer returns an error */

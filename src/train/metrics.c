@@ -98,7 +98,7 @@ static void put_exchange(FILE *file, const mz_metrics_t *metrics)
   put_double(file, "exchange_exposed",
              metrics->exchange_ms > 0
                  ? metrics->exposed_ms / metrics->exchange_ms
-                 : 0);
+                 : metrics->exposed_ms);
 }
 
 static mz_status_t end_line(FILE *file)
