@@ -92,6 +92,7 @@ static mz_status_t try_memory(mz_comm_t *comm)
   if (st == MZ_OK)
     st = mz_device_alloc_host(device, TRIAL_BYTES, "trial of MPI", &host);
   MZ_TRY_GOTO(st, mz_comm_agree(comm, st), done);
+  MZ_ASSERT(memory && host);
   st = try_transfer(comm, memory, host);
   MZ_TRY_GOTO(st, mz_comm_agree(comm, st), done);
 done:

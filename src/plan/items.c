@@ -275,7 +275,7 @@ static mz_status_t find_flows(mz_sketch_t *s, mz_pass_t pass,
 
   s->num_flows = 0;
   for (int32_t i = l->first[pass]; i < end; i++) {
-    int32_t close = i;
+    int32_t close;
 
     if (steps[i].kind != MZ_STEP_RUNS) continue;
     close = mz_step_end(steps, i, end);
