@@ -4,8 +4,9 @@
  * a layer that gives its input and one that gives the gradient of its output;
  * its experts note what reaches them and what they return.
  *   rank_dispatch [KEY=VALUE]...
- * Exactly two ranks, on CPUs. Exit code 0: routes, rows on the way there and
- * back, outputs, counts, losses and the gradient of the input are right.
+ * Exactly two ranks; train.device=cuda puts the layer on GPUs. Exit code 0:
+ * routes, rows on the way there and back, outputs, counts, losses and the
+ * gradient of the input are right.
  *
  * An x of the document has two elements. Behind them stand the token's logits,
  * which the gate's weight picks; the experts multiply them like all others. */
@@ -82,15 +83,25 @@ static float gradient(int t, int h)
 
 /* --- the layers on both sides --- */
 
+/* The layer's buffers lie on its device. */
 static mz_status_t give(const mz_call_t *call, int32_t buffer,
                         float (*value)(int t, int h))
 {
-  float *values = call->buffers[buffer];
+  float values[TOKENS * WIDTH];
+  int64_t num = call->micro->num_tokens;
 
-  for (int t = 0; t < call->micro->num_tokens; t++)
+  for (int t = 0; t < num; t++)
     for (int h = 0; h < WIDTH; h++)
       values[t * WIDTH + h] = value(t, h);
-  return MZ_OK;
+  return MZ_TRACE(mz_device_copy(call->kernels->device, call->buffers[buffer],
+                                 values, num * WIDTH * 4, call->stream));
+}
+
+static mz_status_t see(const mz_call_t *call, const void *there, void *here,
+                       int64_t bytes)
+{
+  return MZ_TRACE(
+      mz_device_copy(call->kernels->device, here, there, bytes, call->stream));
 }
 
 static mz_status_t give_input(const mz_call_t *call, void *self)
@@ -104,16 +115,15 @@ static mz_status_t see_gradient(const mz_call_t *call, void *self)
 {
   bench_t *b = self;
 
-  memcpy(b->seen_d_x, call->buffers[b->d_x], sizeof b->seen_d_x);
-  return MZ_OK;
+  return MZ_TRACE(
+      see(call, call->buffers[b->d_x], b->seen_d_x, sizeof b->seen_d_x));
 }
 
 static mz_status_t see_output(const mz_call_t *call, void *self)
 {
   bench_t *b = self;
 
-  memcpy(b->seen_y, call->buffers[b->y], sizeof b->seen_y);
-  return MZ_OK;
+  return MZ_TRACE(see(call, call->buffers[b->y], b->seen_y, sizeof b->seen_y));
 }
 
 static mz_status_t give_gradient(const mz_call_t *call, void *self)
@@ -161,14 +171,22 @@ static void expert_destroy(void *self)
 }
 
 /* Rows come by expert, then by source: one of a pair at most. */
-static void note(const mz_window_t *w, const float *values, bool arrived,
-                 bench_t *b)
+static mz_status_t note(const mz_call_t *call, const mz_window_t *w,
+                        const void *there, bool arrived, bench_t *b)
 {
+  float values[RANKS * LOCAL * WIDTH];
+  int32_t counts[RANKS * LOCAL];
+
+  MZ_REQUIRE(w->rows <= RANKS * LOCAL, MZ_ERR_DATA, "%" PRId64 " rows",
+             w->rows);
+  MZ_TRY(see(call, w->counts, counts,
+             (int64_t)w->num_sources * w->num_experts * 4));
+  MZ_TRY(see(call, there, values, w->rows * WIDTH * 4));
   for (int32_t e = 0; e < w->num_experts; e++) {
-    int32_t at = w->offsets[e], local = (w->first_expert + e) % LOCAL;
+    int32_t at = w->host_offsets[e], local = (w->first_expert + e) % LOCAL;
 
     for (int32_t s = 0; s < w->num_sources; s++) {
-      int32_t n = w->counts[s * w->num_experts + e];
+      int32_t n = counts[s * w->num_experts + e];
 
       if (arrived) b->num[s][local] = n;
       if (n > 0)
@@ -177,6 +195,7 @@ static void note(const mz_window_t *w, const float *values, bool arrived,
       at += n;
     }
   }
+  return MZ_OK;
 }
 
 static mz_status_t expert_forward(void *self, const mz_call_t *call,
@@ -184,10 +203,9 @@ static mz_status_t expert_forward(void *self, const mz_call_t *call,
 {
   bench_t *b = self;
 
-  note(window_rows->window, window_rows->x, true, b);
+  MZ_TRY(note(call, window_rows->window, window_rows->x, true, b));
   MZ_TRY(b->expert.forward(b->expert_self, call, window_rows));
-  note(window_rows->window, window_rows->y, false, b);
-  return MZ_OK;
+  return MZ_TRACE(note(call, window_rows->window, window_rows->y, false, b));
 }
 
 static mz_status_t expert_backward(void *self, const mz_call_t *call,
@@ -373,8 +391,11 @@ static mz_status_t check_counts(const bench_t *b, const mz_step_result_t *r)
 {
   const mz_moe_opts_t *opts = &b->decl->moes[0].opts;
   const mz_moe_call_t *call = &b->engine->moes[0].call;
-  const int64_t *stats = call->stats;
+  const mz_device_t *device = b->engine->device;
+  int64_t stats[MZ_STATS_ELEMENTS(EXPERTS)];
 
+  MZ_TRY(
+      mz_device_copy(device, stats, call->stats, sizeof stats, device->stream));
   MZ_REQUIRE(call->capacity == 1, MZ_ERR_DATA, "capacity %d", call->capacity);
   for (int e = 0; e < EXPERTS; e++) {
     int64_t both = routed[0][e] + routed[1][e];
