@@ -100,12 +100,26 @@ static const golden_t cases[] = {
      .policy = MZ_DROP_POSITION,
      .weight = {4. / 9, 3. / 9, 2. / 9, 45. / 88, 25. / 88, 18. / 88, 38. / 87,
                 28. / 87, 21. / 87, 0, 0, 0, 0, 0, 0, 0, 1, 0}},
+    {.name = "G7 of 2 by gates",
+     .rows = TOP2,
+     .tokens = 8,
+     .k = 2,
+     .capacity = 2,
+     .policy = MZ_DROP_PROBS,
+     .weight = {1, 0, 1, 0, 0, 1, 1, 0, 1, 0, .625, .375, 0, 0, 1, 0}},
     {.name = "G9",
      .rows = TOP2,
      .tokens = 8,
      .k = 2,
      .weight = {.625, .375, .75, .25, 4. / 7, 3. / 7, .625, .375, .75, .25,
                 .625, .375, 4. / 7, 3. / 7, .75, .25}},
+    {.name = "G9 of 3",
+     .rows = TOP3,
+     .tokens = 6,
+     .k = 3,
+     .weight = {4. / 9, 3. / 9, 2. / 9, 45. / 88, 25. / 88, 18. / 88, 38. / 87,
+                28. / 87, 21. / 87, 41. / 85, 24. / 85, 20. / 85, 43. / 86,
+                26. / 86, 17. / 86, 36. / 89, 34. / 89, 19. / 89}},
 };
 
 /* A gate on both sides; what has a name of its own is compared. */
@@ -192,7 +206,7 @@ static void check_routes(sides_t *s, const golden_t *c)
   compare(s, "  counts", &counts, 0);
 }
 
-/* --- gradients: G11 a, c, d and that of the squared shares of G12 --- */
+/* --- gradients: G11 a to d and that of the squared shares of G12 --- */
 
 typedef struct golden_grad {
   const char *name;
@@ -219,6 +233,21 @@ static const golden_grad_t gradients[] = {
                  .077777778, -.022222222, -.033333333, -.022222222,
                  .031111111, -.004444444, -.013333333, -.013333333,
                  .088888889, -.033333333, -.044444444, -.011111111}},
+    /* rows 0 and 4 are published, the others by the same formula:
+       4 / 64 g_e (c_e - sum g c) with the counts c */
+    {.name = "G11 b",
+     .gate = {.rows = TOP2,
+              .tokens = 8,
+              .k = 2,
+              .capacity = 2,
+              .policy = MZ_DROP_POSITION},
+     .aux_scale = 4. / 64,
+     .counts = {4, 2, 0, 2},
+     .dlogits = {.0375,   -.015,  -.0175,  -.005,   .0375,  -.0125, -.01875,
+                 -.00625, .045,   -.00125, -.04125, -.0025, .03,    -.0125,
+                 -.015,   -.0025, .01375,  .00125,  -.0225, .0075,  .015,
+                 .0125,   -.03,   .0025,   .04,     -.0075, -.03,   -.0025,
+                 .0125,   0,      -.0125,  0}},
     {.name = "G11 c",
      .gate = {.rows = TOP1,
               .tokens = 6,

@@ -184,13 +184,19 @@ Test(gate_golden, temperatures)
   teardown(&c);
 }
 
-Test(gate_golden, losses_of_top2_and_top3)
+Test(gate_golden, losses_of_top1_to_top3)
 {
   mz_moe_opts_t opts = {
-      .num_experts = 4, .k = 2, .aux_loss = MZ_AUX_FIRST_CHOICE};
+      .num_experts = 4, .k = 1, .aux_loss = MZ_AUX_LOAD_BALANCING};
   gate_case_t c;
 
+  setup_rows(&c, TOP1, 6, 1);
+  run(&c);
+  cr_assert_float_eq(mz_moe_aux_value(&opts, c.stats, 1, 0), 1.388888889, 1e-6);
+  teardown(&c);
   setup_rows(&c, TOP2, 8, 2);
+  opts.k = 2;
+  opts.aux_loss = MZ_AUX_FIRST_CHOICE;
   run(&c);
   cr_assert_float_eq(mz_moe_aux_value(&opts, c.stats, 1, 0), 1.1375, 1e-6);
   opts.aux_loss = MZ_AUX_LOAD_BALANCING;

@@ -44,6 +44,27 @@ Test(numbers, tokens_beyond_the_capacity_get_nothing_and_give_nothing)
   expect_right(2, "rank_drops", "");
 }
 
+/* Two ranks by hand, each row on its way; also with experts in two runs. */
+Test(numbers, the_published_dispatch_over_two_ranks)
+{
+  static const char *const layouts[] = {
+      "", "comm.thread=false",
+      "zero_optimization.stage=3 moe.overlap_chunks=2"};
+
+  for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+    expect_run(2, "tests/ranks/rank_dispatch", layouts[i]);
+}
+
+Test(numbers, the_published_averages_norm_and_clipping)
+{
+  static const char *const layouts[] = {
+      "2", "1 gradient_clipping=10", "2 zero_optimization.stage=3",
+      "2 zero_optimization.stage=2 gradient_accumulation_steps=2"};
+
+  for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++)
+    expect_run(4, "tests/ranks/rank_average", layouts[i]);
+}
+
 /* Small here; ci/gpu-test has the sizes whose offsets pass 2^31. */
 Test(numbers, the_last_of_many_experts_learns_as_it_would_alone)
 {
