@@ -23,6 +23,12 @@ static mz_status_t infer(int64_t ranks, int64_t *train, int64_t *micro,
   if (*accumulation == 0) *accumulation = 1;
   if (*train > 0) {
     *micro = *train / ranks / *accumulation;
+    MZ_REQUIRE(*train % ranks == 0 && *train / ranks % *accumulation == 0,
+               MZ_ERR_CONFIG,
+               "batch: train_batch_size %" PRId64
+               " is not a multiple of %" PRId64
+               " ranks x gradient_accumulation_steps %" PRId64,
+               *train, ranks, *accumulation);
     return MZ_OK;
   }
   MZ_TRY(mz_mul_i64(*micro, *accumulation, train));

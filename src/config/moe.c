@@ -82,8 +82,9 @@ static mz_status_t read_per_layer(const char *path, const json_t *value,
     return MZ_OK;
   }
   MZ_REQUIRE(json_array_size(value) == (size_t)num_layers, MZ_ERR_CONFIG,
-             "%s: a list of %zu for %" PRId32 " MoE layers", path,
-             json_array_size(value), num_layers);
+             "%s: a list of %zu for %" PRId32
+             " blocks (moe.layers, all by default)",
+             path, json_array_size(value), num_layers);
   for (int32_t i = 0; i < num_layers; i++)
     if (!int32_value(json_array_get(value, (size_t)i), min, &out[i]))
       return MZ_TRACE(refuse(path, value));

@@ -68,8 +68,9 @@ Test(config_moe, bad_layers_and_sizes_are_refused)
                                            "is 4");
   MOE_REFUSED("moe.layers=[4]", "moe.layers: block 4 is not below "
                                 "model.num_hidden_layers 4");
-  MOE_REFUSED("moe.num_experts=[4, 4]",
-              "moe.num_experts: a list of 2 for 4 MoE layers");
+  MOE_REFUSED(
+      "moe.num_experts=[4, 4]",
+      "moe.num_experts: a list of 2 for 4 blocks (moe.layers, all by default)");
   MOE_REFUSED("moe.ep_size=0", "moe.ep_size: found 0" EP_FORM);
   MOE_REFUSED("moe.ep_size=-1", "moe.ep_size: found -1" EP_FORM);
   EXPECT_ERROR(LOAD(none, "moe.num_experts=4", "moe.ep_size=2",

@@ -63,6 +63,12 @@ Test(config_batch, what_does_not_hold_is_refused_with_the_numbers)
       {0, 0, 4,
        "batch: either train_batch_size or train_micro_batch_size_per_gpu needs "
        "to be given (gradient_accumulation_steps 4, 2 ranks)"},
+      {1, 0, 0,
+       "batch: train_batch_size 1 is not a multiple of 2 ranks x "
+       "gradient_accumulation_steps 1"},
+      {14, 0, 4,
+       "batch: train_batch_size 14 is not a multiple of 2 ranks x "
+       "gradient_accumulation_steps 4"},
       {30, 8, 0,
        "batch: train_batch_size 30 is not train_micro_batch_size_per_gpu 8 x "
        "gradient_accumulation_steps 1 x 2 ranks = 16"},
