@@ -88,7 +88,9 @@ static void try_layout(int ep, int stage)
     printf("verdict of %d: %s\n", me, mz_error_last());
     fflush(stdout);
     sleep(1); /* the others print theirs */
-    MPI_Abort(MPI_COMM_WORLD, 7);
+    if (st == MZ_ERR_PEER || st == MZ_ERR_MPI) MPI_Abort(MPI_COMM_WORLD, 7);
+    MPI_Finalize(); /* the error is that of a step, so all ranks are here */
+    exit(7);
   }
   same = host.hash == stream.hash && host.waits == 0 &&
          memcmp(host.loss, stream.loss, sizeof host.loss) == 0 &&
