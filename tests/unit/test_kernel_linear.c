@@ -301,43 +301,49 @@ Test(linear_wgrad, equals_central_differences_and_accumulates_as_told)
   }
 }
 
-/* Group g of p by itself: its rows of x, dy and a result. */
-static void alone(const problem_t *p, int32_t g, float *y, float *dx, float *dw)
+/* All three products of groups first.. of p; results lie where they lie when
+ * all groups are computed together. */
+static void run_experts(const problem_t *p, int32_t first, int32_t num,
+                        float *y, float *dx, float *dw)
 {
-  const int32_t offsets[] = {0, p->offsets[g + 1] - p->offsets[g]};
-  const uint8_t fresh = 0;
-  int64_t first = p->offsets[g];
-  void *dws[] = {dw + g * p->n * p->k};
-  mz_linear_t forward = {.num_groups = 1,
+  int64_t row = p->offsets[first];
+  int32_t offsets[MAX_GROUPS + 1];
+  const uint8_t fresh[MAX_GROUPS] = {0};
+  void *dws[MAX_GROUPS];
+  mz_linear_t forward = {.num_groups = num,
                          .experts = true,
                          .offsets = offsets,
-                         .max_rows = offsets[1],
+                         .max_rows = p->rows,
                          .n = p->n,
                          .k = p->k,
-                         .w = &p->w[g],
-                         .b = &p->b[g],
-                         .x = p->x + first * p->k,
-                         .y = y + first * p->n};
-  mz_linear_dgrad_t dgrad = {.num_groups = 1,
+                         .w = p->w + first,
+                         .b = p->b + first,
+                         .x = p->x + row * p->k,
+                         .y = y + row * p->n};
+  mz_linear_dgrad_t dgrad = {.num_groups = num,
                              .experts = true,
                              .offsets = offsets,
-                             .max_rows = offsets[1],
+                             .max_rows = p->rows,
                              .n = p->n,
                              .k = p->k,
-                             .w = &p->w[g],
-                             .dy = p->dy + first * p->n,
-                             .dx = dx + first * p->k};
-  mz_linear_wgrad_t wgrad = {.num_groups = 1,
+                             .w = p->w + first,
+                             .dy = p->dy + row * p->n,
+                             .dx = dx + row * p->k};
+  mz_linear_wgrad_t wgrad = {.num_groups = num,
                              .experts = true,
                              .offsets = offsets,
-                             .max_rows = offsets[1],
+                             .max_rows = p->rows,
                              .n = p->n,
                              .k = p->k,
                              .x = forward.x,
                              .dy = dgrad.dy,
                              .dw = dws,
-                             .accumulate = &fresh};
+                             .accumulate = fresh};
 
+  for (int32_t g = 0; g <= num; g++)
+    offsets[g] = p->offsets[first + g] - p->offsets[first];
+  for (int32_t g = 0; g < num; g++)
+    dws[g] = dw + (first + g) * p->n * p->k;
   cr_assert_eq(mz_k_linear_cpu(NULL, &forward, NULL), MZ_OK);
   cr_assert_eq(mz_k_linear_dgrad_cpu(NULL, &dgrad, NULL), MZ_OK);
   cr_assert_eq(mz_k_linear_wgrad_cpu(NULL, &wgrad, NULL), MZ_OK);
@@ -351,50 +357,15 @@ Test(linear, an_expert_has_the_same_bits_alone_and_among_others)
   int64_t y_size = p.rows * p.n, x_size = p.rows * p.k;
   int64_t w_size = shape.groups * p.n * p.k;
   float *y[2], *dx[2], *dw[2];
-  const uint8_t fresh[MAX_GROUPS] = {0};
-  void *dws[MAX_GROUPS];
-  mz_linear_t forward = {.num_groups = shape.groups,
-                         .experts = true,
-                         .offsets = p.offsets,
-                         .max_rows = p.rows,
-                         .n = p.n,
-                         .k = p.k,
-                         .w = p.w,
-                         .b = p.b,
-                         .x = p.x};
-  mz_linear_dgrad_t dgrad = {.num_groups = shape.groups,
-                             .experts = true,
-                             .offsets = p.offsets,
-                             .max_rows = p.rows,
-                             .n = p.n,
-                             .k = p.k,
-                             .w = p.w,
-                             .dy = p.dy};
-  mz_linear_wgrad_t wgrad = {.num_groups = shape.groups,
-                             .experts = true,
-                             .offsets = p.offsets,
-                             .max_rows = p.rows,
-                             .n = p.n,
-                             .k = p.k,
-                             .x = p.x,
-                             .dy = p.dy,
-                             .dw = dws,
-                             .accumulate = fresh};
 
   for (int i = 0; i < 2; i++) {
     y[i] = floats(y_size);
     dx[i] = floats(x_size);
     dw[i] = floats(w_size);
   }
-  forward.y = y[0];
-  dgrad.dx = dx[0];
+  run_experts(&p, 0, shape.groups, y[0], dx[0], dw[0]);
   for (int32_t g = 0; g < shape.groups; g++)
-    dws[g] = dw[0] + g * p.n * p.k;
-  cr_assert_eq(mz_k_linear_cpu(NULL, &forward, NULL), MZ_OK);
-  cr_assert_eq(mz_k_linear_dgrad_cpu(NULL, &dgrad, NULL), MZ_OK);
-  cr_assert_eq(mz_k_linear_wgrad_cpu(NULL, &wgrad, NULL), MZ_OK);
-  for (int32_t g = 0; g < shape.groups; g++)
-    alone(&p, g, y[1], dx[1], dw[1]);
+    run_experts(&p, g, 1, y[1], dx[1], dw[1]);
   expect_same_bits("y", y[0], y[1], y_size);
   expect_same_bits("dx", dx[0], dx[1], x_size);
   expect_same_bits("dw", dw[0], dw[1], w_size);
