@@ -8,6 +8,8 @@
  *   rank_average EP_SIZE [KEY=VALUE]...
  * Exactly four ranks, on CPUs. Exit code 0: averages, the norm of distinct
  * numbers and the factor of the clipping are right on all ranks. */
+#include "lone.h"
+
 #include "base/check.h"
 #include "train/engine_impl.h"
 
@@ -141,34 +143,6 @@ static mz_status_t declare_moe(bench_t *b)
   return MZ_TRACE(mz_moe_layer(b->decl, &opts));
 }
 
-static mz_status_t declare_buffers(bench_t *b)
-{
-  struct {
-    const char *name;
-    int32_t *id;
-  } all[] = {{"x", &b->x}, {"y", &b->y}, {"d_x", &b->d_x}, {"d_y", &b->d_y}};
-
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    mz_buffer_opts_t opts = {.name = all[i].name,
-                             .category = MZ_CAT_ACTIVATIONS,
-                             .kind = MZ_ROWS_TOKENS,
-                             .rows = 1,
-                             .width = WIDTH};
-    MZ_TRY(mz_decl_buffer(b->decl, &opts, all[i].id));
-  }
-  return MZ_OK;
-}
-
-static mz_status_t declare_end(bench_t *b, const char *name,
-                               const mz_compute_opts_t *forward,
-                               const mz_compute_opts_t *backward)
-{
-  mz_layer_opts_t layer = {.name = name, .self = b};
-
-  MZ_TRY(mz_decl_layer(b->decl, &layer));
-  return MZ_TRACE(mz_decl_simple(b->decl, forward, backward));
-}
-
 static mz_status_t declare(bench_t *b)
 {
   mz_tensor_opts_t dense = {
@@ -182,12 +156,12 @@ static mz_status_t declare(bench_t *b)
   mz_compute_opts_t d_y = {
       .name = "d_y", .fn = give_d_y, .writes = {b->d_y}, .num_writes = 1};
 
-  MZ_TRY(declare_end(b, "before", &x, &d_x));
+  MZ_TRY(lone_end(b->decl, "before", b, &x, &d_x));
   MZ_TRY(declare_moe(b));
   MZ_TRY(mz_decl_tensor(b->decl, &dense, &b->dense));
   y.weights[0] = d_y.grads[0] = b->dense;
   y.num_weights = d_y.num_grads = 1;
-  return MZ_TRACE(declare_end(b, "behind", &y, &d_y));
+  return MZ_TRACE(lone_end(b->decl, "behind", b, &y, &d_y));
 }
 
 static mz_status_t step(bench_t *b, mz_step_result_t *result)
@@ -238,7 +212,7 @@ static mz_status_t run(bench_t *b, const char *const *given, int num_given)
   MZ_TRY(mz_config_parse(text, "average", given, num_given, &b->config));
   MZ_TRY(mz_config_resolve(b->config, RANKS));
   MZ_TRY(mz_decl_create(&b->decl));
-  MZ_TRY(declare_buffers(b));
+  MZ_TRY(lone_rows(b->decl, WIDTH, &b->x, &b->y, &b->d_x, &b->d_y));
   MZ_TRY(declare(b));
   MZ_TRY(mz_engine_create(b->config, b->decl, MPI_COMM_WORLD, &b->engine));
   MZ_TRY(step(b, &result));

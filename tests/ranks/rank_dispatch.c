@@ -10,6 +10,8 @@
  *
  * An x of the document has two elements. Behind them stand the token's logits,
  * which the gate's weight picks; the experts multiply them like all others. */
+#include "lone.h"
+
 #include "base/check.h"
 #include "train/engine_impl.h"
 
@@ -218,24 +220,6 @@ static mz_status_t expert_backward(void *self, const mz_call_t *call,
 
 /* --- the network --- */
 
-static mz_status_t declare_buffers(bench_t *b)
-{
-  struct {
-    const char *name;
-    int32_t *id;
-  } all[] = {{"x", &b->x}, {"y", &b->y}, {"d_x", &b->d_x}, {"d_y", &b->d_y}};
-
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    mz_buffer_opts_t opts = {.name = all[i].name,
-                             .category = MZ_CAT_ACTIVATIONS,
-                             .kind = MZ_ROWS_TOKENS,
-                             .rows = 1,
-                             .width = WIDTH};
-    MZ_TRY(mz_decl_buffer(b->decl, &opts, all[i].id));
-  }
-  return MZ_OK;
-}
-
 static mz_status_t declare_moe(bench_t *b)
 {
   mz_ffn_opts_t ffn = {.hidden_size = WIDTH,
@@ -273,16 +257,6 @@ static mz_status_t declare_moe(bench_t *b)
   return MZ_TRACE(mz_moe_layer(b->decl, &opts));
 }
 
-static mz_status_t declare_end(bench_t *b, const char *name,
-                               const mz_compute_opts_t *forward,
-                               const mz_compute_opts_t *backward)
-{
-  mz_layer_opts_t layer = {.name = name, .self = b};
-
-  MZ_TRY(mz_decl_layer(b->decl, &layer));
-  return MZ_TRACE(mz_decl_simple(b->decl, forward, backward));
-}
-
 static mz_status_t declare(bench_t *b)
 {
   mz_compute_opts_t give_x = {
@@ -294,9 +268,9 @@ static mz_status_t declare(bench_t *b)
   mz_compute_opts_t give_d_y = {
       .name = "d_y", .fn = give_gradient, .writes = {b->d_y}, .num_writes = 1};
 
-  MZ_TRY(declare_end(b, "before", &give_x, &see_d_x));
+  MZ_TRY(lone_end(b->decl, "before", b, &give_x, &see_d_x));
   MZ_TRY(declare_moe(b));
-  return MZ_TRACE(declare_end(b, "behind", &see_y, &give_d_y));
+  return MZ_TRACE(lone_end(b->decl, "behind", b, &see_y, &give_d_y));
 }
 
 /* Logit e is element LOGITS + e of x. */
@@ -426,7 +400,7 @@ static mz_status_t run(bench_t *b, const char *const *given, int num_given)
   MZ_TRY(mz_config_parse(text, "dispatch", given, num_given, &b->config));
   MZ_TRY(mz_config_resolve(b->config, RANKS));
   MZ_TRY(mz_decl_create(&b->decl));
-  MZ_TRY(declare_buffers(b));
+  MZ_TRY(lone_rows(b->decl, WIDTH, &b->x, &b->y, &b->d_x, &b->d_y));
   MZ_TRY(declare(b));
   MZ_TRY(mz_engine_create(b->config, b->decl, MPI_COMM_WORLD, &b->engine));
   MZ_TRY(write_gate(b));

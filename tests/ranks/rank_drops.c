@@ -7,6 +7,8 @@
  * pad; experts that return their input and experts of weights. A last word
  * "inline" runs without the communication thread. train.device=cuda puts the
  * layer on a GPU. Exit code 0: all is right. */
+#include "lone.h"
+
 #include "base/alloc.h"
 #include "base/check.h"
 #include "train/engine_impl.h"
@@ -121,19 +123,7 @@ static mz_status_t give_gradient(const mz_call_t *call, void *self)
 
 static mz_status_t declare_buffers(bench_t *b)
 {
-  struct {
-    const char *name;
-    int32_t *id;
-  } all[] = {{"x", &b->x}, {"y", &b->y}, {"d_x", &b->d_x}, {"d_y", &b->d_y}};
-
-  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-    mz_buffer_opts_t opts = {.name = all[i].name,
-                             .category = MZ_CAT_ACTIVATIONS,
-                             .kind = MZ_ROWS_TOKENS,
-                             .rows = 1,
-                             .width = WIDTH};
-    MZ_TRY(mz_decl_buffer(b->decl, &opts, all[i].id));
-  }
+  MZ_TRY(lone_rows(b->decl, WIDTH, &b->x, &b->y, &b->d_x, &b->d_y));
   return MZ_TRACE(mz_decl_buffer(b->decl,
                                  &(mz_buffer_opts_t){.name = "used",
                                                      .category = MZ_CAT_ROUTING,
@@ -142,16 +132,6 @@ static mz_status_t declare_buffers(bench_t *b)
                                                      .width = 1,
                                                      .dtype = MZ_I32},
                                  &b->used));
-}
-
-static mz_status_t declare_end(bench_t *b, const char *name,
-                               const mz_compute_opts_t *forward,
-                               const mz_compute_opts_t *backward)
-{
-  mz_layer_opts_t layer = {.name = name, .self = b};
-
-  MZ_TRY(mz_decl_layer(b->decl, &layer));
-  return MZ_TRACE(mz_decl_simple(b->decl, forward, backward));
 }
 
 /* Policy, factors and logits come from the configuration. */
@@ -203,9 +183,9 @@ static mz_status_t declare(bench_t *b, mz_activation_t activation)
   mz_compute_opts_t give_d_y = {
       .name = "d_y", .fn = give_gradient, .writes = {b->d_y}, .num_writes = 1};
 
-  MZ_TRY(declare_end(b, "before", &give_x, &see_d_x));
+  MZ_TRY(lone_end(b->decl, "before", b, &give_x, &see_d_x));
   MZ_TRY(declare_moe(b, activation));
-  return MZ_TRACE(declare_end(b, "behind", &see_y, &give_d_y));
+  return MZ_TRACE(lone_end(b->decl, "behind", b, &see_y, &give_d_y));
 }
 
 /* A token that no expert takes must not get a bias either. */
