@@ -91,7 +91,6 @@ typedef struct mz_window {
   int64_t rows;          /* host: offsets[num_experts] */
   int64_t max_rows;      /* host: bound that the plan knows */
   int64_t pool_row; /* first row of the window among the layer's pool rows */
-  bool first_round; /* of this run in this micro-batch */
 } mz_window_t;
 
 typedef struct mz_call {

@@ -60,8 +60,9 @@ typedef struct mz_expert_rows {
  * An expert: a map of H to H. Its tensors are declared once for all experts of
  * the layer with mz_decl_expert_tensor. Weights of expert j of the run:
  * call->weights[first + window->first_expert + j], an array of consecutive
- * pointers; gradients likewise, with call->accumulate (the caller clears it for
- * all but the first contribution).
+ * pointers; gradients likewise, with call->accumulate: 0 until the expert has had
+ * rows since its gradient began, in whichever round they come; without rows it is
+ * then zeroed.
  */
 typedef struct mz_expert_ops {
   const char *name; /* for the start-up print; borrowed until the layer's end */

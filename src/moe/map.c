@@ -146,7 +146,6 @@ mz_window_t mz_token_window(const mz_call_t *call)
                         .offsets = call->micro->offsets,
                         .host_offsets = call->micro->host_offsets,
                         .rows = call->micro->num_tokens,
-                        .max_rows = call->micro->num_tokens,
-                        .first_round = true};
+                        .max_rows = call->micro->num_tokens};
   return window;
 }

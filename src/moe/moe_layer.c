@@ -31,7 +31,6 @@ static void layer_destroy(void *self)
   if (l->expert.destroy) l->expert.destroy(l->opts.expert_self);
   mz_free((void *)l->opts.fixed_logits);
   mz_free((void *)l->opts.route_table);
-  mz_free(l->ones);
   mz_free(l);
 }
 
@@ -151,8 +150,6 @@ static mz_status_t declare_tensors(mz_moe_layer_t *l, mz_decl_t *decl)
   l->expert_tensors = mz_decl_num_tensors(decl) > before;
   l->saved_width = l->expert.saved_width(l->opts.expert_self);
   l->scratch_width = l->expert.scratch_width(l->opts.expert_self);
-  MZ_TRY(mz_new(mz_decl_num_tensors(decl), "accumulate flags", &l->ones));
-  memset(l->ones, 1, (size_t)mz_decl_num_tensors(decl));
   return MZ_OK;
 }
 

@@ -26,9 +26,8 @@ typedef struct mz_moe_layer {
   mz_expert_ops_t expert;
   mz_moe_beside_t beside;
   int64_t saved_width, scratch_width;
-  uint8_t *ones; /* by tensor id: "add to the gradient" for later rounds */
-  int32_t moe;   /* id in the declaration */
-  int32_t gate;  /* tensor [E, H] */
+  int32_t moe;  /* id in the declaration */
+  int32_t gate; /* tensor [E, H] */
   bool expert_tensors;
   /* routes, kept from forward to backward */
   int32_t probs, lse, expert_ids, weight, row, kept;

@@ -237,7 +237,6 @@ mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self)
   const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
   void *recv = call->buffers[round->recv], *work = call->buffers[l->work];
   void *x = rows_x(l, call, round);
-  mz_call_t own = *call;
   mz_expert_rows_t rows = {.window = call->window,
                            .x = x,
                            .saved = rows_saved(l, call, round),
@@ -245,10 +244,9 @@ mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self)
                            .dy = work,
                            .dx = recv};
 
-  if (!call->window->first_round) own.accumulate = l->ones;
-  if (!call->moe->saved) MZ_TRY(recompute(l, &own, rows, x));
+  if (!call->moe->saved) MZ_TRY(recompute(l, call, rows, x));
   MZ_TRY(regroup(l, call, recv, work, 0));
-  MZ_TRY(l->expert.backward(l->opts.expert_self, &own, &rows));
+  MZ_TRY(l->expert.backward(l->opts.expert_self, call, &rows));
   return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
 }
 

@@ -265,8 +265,7 @@ mz_status_t mz_routing_set_round(mz_engine_t *engine, const mz_op_t *op,
                                  .host_offsets = offsets,
                                  .counts = there,
                                  .max_rows = round_rows,
-                                 .pool_row = mz_max_i64(begin, m->run_row),
-                                 .first_round = round == 0};
+                                 .pool_row = mz_max_i64(begin, m->run_row)};
   engine->window.rows =
       mz_route_window(m->kept, o->num_experts, o->ep_size, m->call.ep_rank,
                       run_place(engine, op->run), run->num_experts, round,

@@ -27,7 +27,9 @@ static mz_status_t compute(mz_engine_t *e, const mz_op_t *op)
   return MZ_TRACE(c->fn(&e->call, layer->opts.self));
 }
 
-/* After a contribution the next one is added. */
+/* After a contribution the next one is added. An expert without rows made none:
+ * the first rows that come write its gradient, in whichever round that is, so
+ * that how many runs there are does not change which kernels sum it. */
 static void mark_grads(mz_engine_t *e, const mz_op_t *op)
 {
   const mz_compute_opts_t *c = &e->decl->steps[op->pass][op->step].compute;
@@ -41,9 +43,10 @@ static void mark_grads(mz_engine_t *e, const mz_op_t *op)
   if (!c->expert_grads) return;
   run = &e->plan->runs[op->run];
   m = &e->decl->moes[run->moe];
-  for (int32_t t = 0; t < m->num_tensors; t++)
-    memset(accumulate + m->tensors[t] + run->first_expert, 1,
-           (size_t)run->num_experts);
+  for (int32_t i = 0; i < run->num_experts; i++)
+    for (int32_t t = 0; t < m->num_tensors; t++)
+      if (e->window.host_offsets[i] < e->window.host_offsets[i + 1])
+        accumulate[m->tensors[t] + run->first_expert + i] = 1;
 }
 
 static mz_status_t post(mz_engine_t *e, const mz_op_t *op)

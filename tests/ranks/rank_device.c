@@ -98,6 +98,23 @@ static void note(bool ok, const char *name, mz_status_t st,
     failed++;
 }
 
+/* Where a run that should have the bits of another one first has not. */
+static void tell_difference(const tiny_run_t *runs, int other)
+{
+  const tiny_run_t *a = &runs[0], *b = &runs[other];
+  tiny_apart_t apart = tiny_compare(a, b);
+  int step = 0;
+
+  while (step < a->num_steps && a->loss[step] == b->loss[step] &&
+         a->norm[step] == b->norm[step])
+    step++;
+  if (me == 0)
+    printf("chunks %d and %d, run %d: other loss or norm from step %d of %d; "
+           "loss %.1e, norm %.1e, tensor %.1e (%s) apart\n",
+           chunks[0], chunks[other], other, step + 1, a->num_steps, apart.loss,
+           apart.norm, apart.tensor, apart.name);
+}
+
 /* Runs with rank 0's table of a first step: bits repeat with one table. */
 static mz_status_t run_all(int ep, int stage, MPI_Comm comm, tiny_run_t *runs)
 {
@@ -139,7 +156,10 @@ static void try_layout(const tiny_run_t *reference, int np, int ep, int stage)
     st = run_all(ep, stage, part, runs);
     if (st == MZ_OK) apart = tiny_compare(reference, &runs[0]);
     for (int i = 1; st == MZ_OK && i < num_runs; i++)
-      same = same && runs[0].hash == runs[i].hash;
+      if (runs[0].hash != runs[i].hash) {
+        tell_difference(runs, i);
+        same = false;
+      }
     MPI_Comm_free(&part);
   }
   note(st == MZ_OK && same && apart.loss <= bound && apart.norm <= bound &&

@@ -2,8 +2,10 @@
 /* An expert that is not ours, through the public headers alone: element h of
  * its output is scale_h x_h + curve_h x_h^2. Beside the experts stands a
  * residual MLP. Gradients equal central differences of the loss on one rank,
- * and every layout of the ranks equals one rank in losses and weights.
- * Usage: rank_own_expert [SEED]. Exit code 0: all agree. */
+ * and every layout of the ranks equals one rank in losses and weights. The
+ * first rows of an expert write its gradient, in whichever round they come, and
+ * later ones add to it. Usage: rank_own_expert [SEED]. Exit code 0: all agree.
+ */
 #include <moezero/engine.h>
 #include <moezero/moe.h>
 #include <moezero/random.h>
@@ -44,7 +46,8 @@ static uint64_t seed = 1;
 /* --- the expert --- */
 
 typedef struct own {
-  int32_t scale, curve; /* tensors [H] of global expert 0 */
+  int32_t scale, curve;  /* tensors [H] of global expert 0 */
+  bool has_had[EXPERTS]; /* rows in backward of this step */
 } own_t;
 
 static mz_status_t own_declare(void *self, mz_decl_t *decl, int32_t moe)
@@ -95,10 +98,21 @@ static float *grad_of(const mz_call_t *call, int32_t tensor)
   return grad;
 }
 
+static mz_status_t check_flag(own_t *own, const mz_call_t *call, int32_t expert)
+{
+  int flag = call->accumulate[own->scale + expert];
+
+  if (flag != own->has_had[expert])
+    return mz_error_set(MZ_ERR_DATA, __FILE__, __LINE__, __func__,
+                        "expert %d: accumulate is %d", (int)expert, flag);
+  own->has_had[expert] = true;
+  return MZ_OK;
+}
+
 static mz_status_t own_backward(void *self, const mz_call_t *call,
                                 const mz_expert_rows_t *rows)
 {
-  const own_t *own = self;
+  own_t *own = self;
   const mz_window_t *w = rows->window;
   const float *x = rows->x, *dy = rows->dy, *squares = rows->saved;
   float *dx = rows->dx;
@@ -110,6 +124,7 @@ static mz_status_t own_backward(void *self, const mz_call_t *call,
     float *d_scale = grad_of(call, own->scale + global);
     float *d_curve = grad_of(call, own->curve + global);
 
+    if (w->offsets[e] < w->offsets[e + 1]) TRY(check_flag(own, call, global));
     for (int32_t i = w->offsets[e] * WIDTH; i < w->offsets[e + 1] * WIDTH;
          i++) {
       float d = dy[i];
@@ -148,10 +163,11 @@ static float number(uint32_t what, int32_t id, int32_t h)
 
 static mz_status_t give_input(const mz_call_t *call, void *self)
 {
-  const network_t *n = self;
+  network_t *n = self;
   const float *gain = call->weights[n->gain];
   float *x = call->buffers[n->x];
 
+  memset(n->own.has_had, 0, sizeof n->own.has_had);
   for (int64_t i = 0; i < call->micro->num_tokens * WIDTH; i++)
     x[i] = gain[i % WIDTH] *
            number(0, call->micro->tokens[i / WIDTH], (int32_t)(i % WIDTH));
