@@ -71,12 +71,13 @@ typedef struct mz_linear_wgrad {
 } mz_linear_wgrad_t;
 
 /* Elementwise. swiglu: a = silu(gate) * up over rows [R, F], R from
- * rows[0] (int32, backend memory). */
+ * rows[0] (int32, backend memory). swiglu_grad gives a again with the
+ * gradients. */
 typedef struct mz_swiglu {
   const int32_t *rows; /* one number */
   int64_t max_rows, width;
   const void *gate, *up; /* [R, F] */
-  void *a;               /* forward: [R, F] */
+  void *a;               /* [R, F]; backward: may alias da */
   const void *da;        /* backward: [R, F] */
   void *dgate, *dup;     /* backward: [R, F]; may alias gate, up */
 } mz_swiglu_t;

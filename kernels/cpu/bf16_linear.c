@@ -254,7 +254,7 @@ mz_status_t mz_k_swiglu_grad_cpu_bf16(const mz_kernels_t *kernels,
   MZ_TRY(take_pieces(kernels, 3, at, &size));
   part.gate = part.dgate = at[0];
   part.up = part.dup = at[1];
-  part.da = at[2];
+  part.da = part.a = at[2];
   for (int64_t i = 0; i < n; i += size) {
     count = (int32_t)mz_min_i64(size, n - i);
     part.max_rows = count;
@@ -264,6 +264,7 @@ mz_status_t mz_k_swiglu_grad_cpu_bf16(const mz_kernels_t *kernels,
     MZ_TRY(mz_k_swiglu_grad_cpu(kernels, &part, stream));
     mz_cpu_to_bf16(a->dgate, i, at[0], count);
     mz_cpu_to_bf16(a->dup, i, at[1], count);
+    mz_cpu_to_bf16(a->a, i, at[2], count);
   }
   return MZ_OK;
 }

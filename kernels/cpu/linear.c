@@ -58,14 +58,14 @@ MZ_CLONES static void swiglu_row(const float *gate, const float *up, float *a,
 
 MZ_CLONES static void dswiglu_row(const float *gate, const float *up,
                                   const float *da, float *dgate, float *dup,
-                                  int64_t n)
+                                  float *a, int64_t n)
 {
 #pragma omp simd
   for (int64_t i = 0; i < n; i++) {
-    float g = gate[i], s = mz_simd_sigmoid(g);
-    float through_gate = da[i] * up[i] * s * (1.0f + g * (1.0f - s));
-    dup[i] = da[i] * g * s;
-    dgate[i] = through_gate;
+    float g = gate[i], u = up[i], d = da[i], s = mz_simd_sigmoid(g);
+    dgate[i] = d * u * s * (1.0f + g * (1.0f - s));
+    dup[i] = d * g * s;
+    a[i] = g * s * u;
   }
 }
 
@@ -342,13 +342,13 @@ mz_status_t mz_k_swiglu_grad_cpu(const mz_kernels_t *kernels,
                                  const mz_swiglu_t *a, mz_stream_t stream)
 {
   const float *gate = a->gate, *up = a->up, *da = a->da;
-  float *dgate = a->dgate, *dup = a->dup;
+  float *dgate = a->dgate, *dup = a->dup, *again = a->a;
   int64_t n = 0;
 
   MZ_TRY(mz_cpu_rows_check(a->rows, a->max_rows, a->width, &n));
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-    dswiglu_row(gate + i, up + i, da + i, dgate + i, dup + i,
+    dswiglu_row(gate + i, up + i, da + i, dgate + i, dup + i, again + i,
                 mz_min_i64(TASK_ELEMENTS, n - i));
   return MZ_OK;
 }

@@ -18,7 +18,7 @@ typedef struct map {
   const int32_t *rows; /* backend memory */
   int64_t max_rows, width;
   const void *in[3];
-  void *out[2];
+  void *out[3];
   bool vector; /* all arrays are aligned to 16 bytes */
 } map_t;
 
@@ -51,15 +51,16 @@ struct swiglu_op {
   }
 };
 
-/* gate, up, da -> dgate, dup */
+/* gate, up, da -> dgate, dup, a */
 struct swiglu_grad_op {
-  enum { IN = 3, OUT = 2 };
+  enum { IN = 3, OUT = 3 };
   static __device__ __forceinline__ void apply(const float *in, float *out)
   {
     float g = in[0], s = sigmoid(g);
 
     out[0] = in[2] * in[1] * s * (1.0f + g * (1.0f - s));
     out[1] = in[2] * g * s;
+    out[2] = g * s * in[1];
   }
 };
 
@@ -183,7 +184,7 @@ extern "C" mz_status_t mz_k_swiglu_grad_cuda(const mz_kernels_t *kernels,
                a->max_rows,
                a->width,
                {a->gate, a->up, a->da},
-               {a->dgate, a->dup}};
+               {a->dgate, a->dup, a->a}};
 
   return MZ_TRACE(
       map_dtype<swiglu_grad_op>(kernels, map, "swiglu_grad", stream));

@@ -121,7 +121,8 @@ static mz_gelu_t gelu_args(const mz_ffn_t *ffn, const mz_expert_rows_t *rows)
 }
 
 /* The factors are the two planes of saved, and in backward their gradients
- * replace them; the scratch holds the activation, then its gradient. */
+ * replace them; the scratch holds the gradient of the activation, which the
+ * activation itself then replaces. */
 static mz_swiglu_t swiglu_args(const mz_ffn_t *ffn, const mz_call_t *call,
                                const mz_expert_rows_t *rows)
 {
@@ -166,48 +167,72 @@ mz_status_t mz_ffn_forward(const mz_ffn_t *ffn, const mz_call_t *call,
                                  rows->y, MZ_EPI_NONE, NULL));
 }
 
-static mz_status_t gelu_backward(const mz_ffn_t *ffn, const mz_call_t *call,
-                                 const mz_expert_rows_t *rows)
-{
-  const mz_window_t *window = rows->window;
-  mz_gelu_t gelu = gelu_args(ffn, rows);
+/* --- backward: what flows to the inner width, to the input, to the weights ---
+ *
+ * GELU: the scratch holds the gradient of its argument, or what weights_out
+ * puts there, the activation. */
 
-  MZ_TRY(MZ_KERNEL(call, gelu, &gelu));
-  MZ_TRY(mz_map_wgrad(&ffn->down, call, window, rows->scratch, rows->dy));
-  MZ_TRY(mz_map_dgrad_gelu(&ffn->down, call, window, rows->dy, rows->saved,
-                           rows->scratch));
-  MZ_TRY(mz_map_wgrad(&ffn->up, call, window, rows->x, rows->scratch));
-  return MZ_TRACE(
-      mz_map_dgrad(&ffn->up, call, window, rows->scratch, rows->dx));
-}
-
-static mz_status_t swiglu_backward(const mz_ffn_t *ffn, const mz_call_t *call,
-                                   const mz_expert_rows_t *rows)
+static mz_status_t inner(const mz_ffn_t *ffn, const mz_call_t *call,
+                         const mz_expert_rows_t *rows)
 {
   const mz_window_t *window = rows->window;
   mz_swiglu_t swiglu = swiglu_args(ffn, call, rows);
 
-  MZ_TRY(MZ_KERNEL(call, swiglu, &swiglu));
-  MZ_TRY(mz_map_wgrad(&ffn->down, call, window, rows->scratch, rows->dy));
+  if (ffn->opts.activation == MZ_ACT_GELU)
+    return MZ_TRACE(mz_map_dgrad_gelu(&ffn->down, call, window, rows->dy,
+                                      rows->saved, rows->scratch));
   MZ_TRY(mz_map_dgrad(&ffn->down, call, window, rows->dy, rows->scratch));
-  MZ_TRY(MZ_KERNEL(call, swiglu_grad, &swiglu));
-  MZ_TRY(mz_map_wgrad(&ffn->up, call, window, rows->x, swiglu.dup));
-  MZ_TRY(mz_map_wgrad(&ffn->gate, call, window, rows->x, swiglu.dgate));
+  return MZ_KERNEL(call, swiglu_grad, &swiglu);
+}
+
+static mz_status_t input(const mz_ffn_t *ffn, const mz_call_t *call,
+                         const mz_expert_rows_t *rows)
+{
+  const mz_window_t *window = rows->window;
+  mz_swiglu_t swiglu = swiglu_args(ffn, call, rows);
+
+  if (ffn->opts.activation == MZ_ACT_GELU)
+    return MZ_TRACE(
+        mz_map_dgrad(&ffn->up, call, window, rows->scratch, rows->dx));
   MZ_TRY(mz_map_dgrad(&ffn->up, call, window, swiglu.dup, rows->dx));
   return MZ_TRACE(
       mz_map_dgrad_add(&ffn->gate, call, window, swiglu.dgate, rows->dx));
 }
 
+static mz_status_t weights_in(const mz_ffn_t *ffn, const mz_call_t *call,
+                              const mz_expert_rows_t *rows)
+{
+  const mz_window_t *window = rows->window;
+  mz_swiglu_t swiglu = swiglu_args(ffn, call, rows);
+
+  if (ffn->opts.activation == MZ_ACT_GELU)
+    return MZ_TRACE(
+        mz_map_wgrad(&ffn->up, call, window, rows->x, rows->scratch));
+  MZ_TRY(mz_map_wgrad(&ffn->up, call, window, rows->x, swiglu.dup));
+  return MZ_TRACE(
+      mz_map_wgrad(&ffn->gate, call, window, rows->x, swiglu.dgate));
+}
+
+static mz_status_t weights_out(const mz_ffn_t *ffn, const mz_call_t *call,
+                               const mz_expert_rows_t *rows)
+{
+  mz_gelu_t gelu = gelu_args(ffn, rows);
+
+  if (ffn->opts.activation == MZ_ACT_GELU) MZ_TRY(MZ_KERNEL(call, gelu, &gelu));
+  return MZ_TRACE(
+      mz_map_wgrad(&ffn->down, call, rows->window, rows->scratch, rows->dy));
+}
+
 mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
                             const mz_expert_rows_t *rows)
 {
-  switch (ffn->opts.activation) {
-  case MZ_ACT_IDENTITY_TIMES:
+  bool gelu = ffn->opts.activation == MZ_ACT_GELU;
+
+  if (ffn->opts.activation == MZ_ACT_IDENTITY_TIMES)
     return MZ_TRACE(scale_rows(ffn, call, rows->window, rows->dy, rows->dx));
-  case MZ_ACT_GELU:
-    return MZ_TRACE(gelu_backward(ffn, call, rows));
-  case MZ_ACT_SWIGLU:
-    break;
-  }
-  return MZ_TRACE(swiglu_backward(ffn, call, rows));
+  if (gelu) MZ_TRY(weights_out(ffn, call, rows)); /* before the scratch goes */
+  MZ_TRY(inner(ffn, call, rows));
+  if (!gelu) MZ_TRY(weights_out(ffn, call, rows));
+  MZ_TRY(weights_in(ffn, call, rows));
+  return MZ_TRACE(input(ffn, call, rows)); /* may overwrite x or dy */
 }

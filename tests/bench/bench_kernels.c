@@ -351,7 +351,7 @@ static void bench_activation(void)
   swiglu.da = z;
   swiglu.dgate = x;
   swiglu.dup = y;
-  print_bytes("swiglu_grad", 20.0 * (double)n,
+  print_bytes("swiglu_grad", 24.0 * (double)n,
               seconds(run_swiglu_grad, &swiglu));
   mz_free(x);
   mz_free(y);

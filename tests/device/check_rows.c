@@ -51,20 +51,21 @@ static void check_maps(sides_t *sides, int32_t rows, int64_t max_rows,
   part_t da = part_random(sides, n, shift, 1);
   part_t a = part_random(sides, n, shift, 1), b = part_random(sides, n, 0, 1);
   part_t dgate = part_random(sides, n, shift, 1);
+  part_t c = part_random(sides, n, shift, 1);
   mz_gelu_t gelu[2] = {{count.cpu, max_rows, width, pre.cpu, a.cpu},
                        {count.cuda, max_rows, width, pre.cuda, a.cuda}};
   mz_swiglu_t swiglu[2] = {
       {count.cpu, max_rows, width, pre.cpu, up.cpu, b.cpu, NULL, NULL, NULL},
       {count.cuda, max_rows, width, pre.cuda, up.cuda, b.cuda, NULL, NULL,
        NULL}};
-  mz_swiglu_t apart[2] = {{count.cpu, max_rows, width, pre.cpu, up.cpu, NULL,
+  mz_swiglu_t apart[2] = {{count.cpu, max_rows, width, pre.cpu, up.cpu, c.cpu,
                            da.cpu, dgate.cpu, a.cpu},
-                          {count.cuda, max_rows, width, pre.cuda, up.cuda, NULL,
-                           da.cuda, dgate.cuda, a.cuda}};
-  mz_swiglu_t over[2] = {{count.cpu, max_rows, width, pre.cpu, up.cpu, NULL,
+                          {count.cuda, max_rows, width, pre.cuda, up.cuda,
+                           c.cuda, da.cuda, dgate.cuda, a.cuda}};
+  mz_swiglu_t over[2] = {{count.cpu, max_rows, width, pre.cpu, up.cpu, da.cpu,
                           da.cpu, pre.cpu, up.cpu},
-                         {count.cuda, max_rows, width, pre.cuda, up.cuda, NULL,
-                          da.cuda, pre.cuda, up.cuda}};
+                         {count.cuda, max_rows, width, pre.cuda, up.cuda,
+                          da.cuda, da.cuda, pre.cuda, up.cuda}};
   double bound = map_bound(sides);
 
   RUN_BOTH(sides, gelu, &gelu[0], &gelu[1]);
@@ -74,9 +75,11 @@ static void check_maps(sides_t *sides, int32_t rows, int64_t max_rows,
   RUN_BOTH(sides, swiglu_grad, &apart[0], &apart[1]);
   compare_as(sides, "swiglu_grad dgate", rows, width, &dgate.all, bound);
   compare_as(sides, "swiglu_grad dup", rows, width, &a.all, bound);
+  compare_as(sides, "swiglu_grad a", rows, width, &c.all, bound);
   RUN_BOTH(sides, swiglu_grad, &over[0], &over[1]);
   compare_as(sides, "swiglu_grad dgate in place", rows, width, &pre.all, bound);
   compare_as(sides, "swiglu_grad dup in place", rows, width, &up.all, bound);
+  compare_as(sides, "swiglu_grad a in place", rows, width, &da.all, bound);
 }
 
 /* One multiplication and one rounding on both sides: equal numbers. */

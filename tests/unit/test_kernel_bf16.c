@@ -124,6 +124,7 @@ static void check_activations(void)
   RUN_BOTH(swiglu_grad, a, b);
   expect_rounded("dgate", &gate);
   expect_rounded("dup", &up);
+  expect_rounded("a again", &out);
 }
 
 /* --- attention: 4 sequences, 6 heads of 12, 2 key/value heads --- */
