@@ -52,7 +52,7 @@ typedef struct mz_expert_rows {
   void *scratch;  /* [rows, scratch_width] */
   void *y;        /* forward: [rows, H] output */
   const void *dy; /* backward: [rows, H] gradient of the output; may be
-                     overwritten: the buffer is not read again */
+                     overwritten: the layer does not read it again */
   void *dx;       /* backward: [rows, H] gradient of the input */
 } mz_expert_rows_t;
 
@@ -60,9 +60,9 @@ typedef struct mz_expert_rows {
  * An expert: a map of H to H. Its tensors are declared once for all experts of
  * the layer with mz_decl_expert_tensor. Weights of expert j of the run:
  * call->weights[first + window->first_expert + j], an array of consecutive
- * pointers; gradients likewise, with call->accumulate: 0 until the expert has had
- * rows since its gradient began, in whichever round they come; without rows it is
- * then zeroed.
+ * pointers; gradients likewise, with call->accumulate: 0 until the expert has
+ * had rows since its gradient began, in whichever round they come; without rows
+ * it is then zeroed.
  */
 typedef struct mz_expert_ops {
   const char *name; /* for the start-up print; borrowed until the layer's end */
@@ -72,9 +72,13 @@ typedef struct mz_expert_ops {
   int64_t (*scratch_width)(const void *self);
   mz_status_t (*forward)(void *self, const mz_call_t *call,
                          const mz_expert_rows_t *rows);
-  /** Adds to the gradients; writes dx. */
+  /** Writes dx; without backward_weights adds to the gradients as well. */
   mz_status_t (*backward)(void *self, const mz_call_t *call,
                           const mz_expert_rows_t *rows);
+  /** Adds to the gradients, behind backward and while dx travels. The rows are
+   * as backward left them, without dx (NULL). May be NULL. */
+  mz_status_t (*backward_weights)(void *self, const mz_call_t *call,
+                                  const mz_expert_rows_t *rows);
   /** Multiply-adds of one row, forward. */
   double (*operations)(const void *self);
   void (*destroy)(void *self); /* may be NULL */

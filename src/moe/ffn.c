@@ -236,3 +236,17 @@ mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
   MZ_TRY(weights_in(ffn, call, rows));
   return MZ_TRACE(input(ffn, call, rows)); /* may overwrite x or dy */
 }
+
+mz_status_t mz_ffn_backward_input(const mz_ffn_t *ffn, const mz_call_t *call,
+                                  const mz_expert_rows_t *rows)
+{
+  MZ_TRY(inner(ffn, call, rows));
+  return MZ_TRACE(input(ffn, call, rows));
+}
+
+mz_status_t mz_ffn_backward_weights(const mz_ffn_t *ffn, const mz_call_t *call,
+                                    const mz_expert_rows_t *rows)
+{
+  MZ_TRY(weights_in(ffn, call, rows));
+  return MZ_TRACE(weights_out(ffn, call, rows));
+}

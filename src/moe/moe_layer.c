@@ -6,7 +6,7 @@
  *           send };  combine, mix
  * backward  mix_grad, combine_grad;  beside_grad;  for each run, for each round
  *           { rows not saved: dispatch x again;  dispatch the gradient;
- *           experts_grad;  return };  route_grad
+ *           experts_grad;  return;  experts_wgrad };  route_grad
  *
  * send is one buffer for all that is in send order: a row returns to the place
  * it was dispatched from, after that dispatch has ended, and the rows of
@@ -293,14 +293,31 @@ static mz_status_t declare_forward(const mz_moe_layer_t *l, mz_decl_t *decl)
   return MZ_TRACE(mz_decl_compute(decl, MZ_FORWARD, &combine));
 }
 
-/* The runs of backward: dispatch, experts_grad, return. */
+/* What travels back does so while the gradients of the weights are computed,
+ * where the expert can do that apart. */
+static mz_status_t declare_wgrad(const mz_moe_layer_t *l, mz_decl_t *decl)
+{
+  const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
+  mz_compute_opts_t wgrad = {.name = "experts_wgrad",
+                             .fn = mz_moe_experts_wgrad,
+                             .expert_grads = l->expert_tensors};
+
+  if (!l->expert.backward_weights) return MZ_OK;
+  MZ_REFS(&wgrad, reads, round->x, round->saved, round->scratch, l->work,
+          l->pool_x, l->pool_saved);
+  MZ_REFS(&wgrad, writes, round->saved, round->scratch, l->work, l->pool_saved);
+  return MZ_TRACE(mz_decl_compute(decl, MZ_BACKWARD, &wgrad));
+}
+
+/* The runs of backward: dispatch, experts_grad, return, experts_wgrad. */
 static mz_status_t declare_runs_grad(const mz_moe_layer_t *l, mz_decl_t *decl)
 {
   const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
   mz_compute_opts_t experts = {.name = "experts_grad",
                                .fn = mz_moe_experts_grad,
                                .expert_weights = l->expert_tensors,
-                               .expert_grads = l->expert_tensors};
+                               .expert_grads = l->expert_tensors &&
+                                               !l->expert.backward_weights};
 
   MZ_REFS(&experts, reads, round->recv, l->work, l->pool_x, l->pool_saved);
   MZ_REFS(&experts, writes, round->x, round->saved, round->scratch, l->work,
@@ -316,6 +333,7 @@ static mz_status_t declare_runs_grad(const mz_moe_layer_t *l, mz_decl_t *decl)
   MZ_TRY(mz_decl_compute(decl, MZ_BACKWARD, &experts));
   MZ_TRY(mz_decl_exchange(decl, MZ_BACKWARD, l->moe, MZ_RETURN, round->ret,
                           l->send));
+  MZ_TRY(declare_wgrad(l, decl));
   MZ_TRY(mz_decl_end(decl, MZ_BACKWARD));
   return MZ_TRACE(mz_decl_end(decl, MZ_BACKWARD));
 }

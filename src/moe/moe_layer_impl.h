@@ -53,6 +53,7 @@ mz_status_t mz_moe_combine(const mz_call_t *call, void *self);
 mz_status_t mz_moe_combine_grad(const mz_call_t *call, void *self);
 mz_status_t mz_moe_beside_grad(const mz_call_t *call, void *self);
 mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self);
+mz_status_t mz_moe_experts_wgrad(const mz_call_t *call, void *self);
 mz_status_t mz_moe_route_grad(const mz_call_t *call, void *self);
 
 #endif

@@ -231,23 +231,39 @@ static mz_status_t recompute(const mz_moe_layer_t *l, const mz_call_t *call,
   return MZ_TRACE(l->expert.forward(l->opts.expert_self, call, &rows));
 }
 
+static mz_expert_rows_t grad_rows(const mz_moe_layer_t *l,
+                                  const mz_call_t *call)
+{
+  const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
+  mz_expert_rows_t rows = {.window = call->window,
+                           .x = rows_x(l, call, round),
+                           .saved = rows_saved(l, call, round),
+                           .scratch = call->buffers[round->scratch],
+                           .dy = call->buffers[l->work]};
+  return rows;
+}
+
 mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self)
 {
   const mz_moe_layer_t *l = self;
   const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
-  void *recv = call->buffers[round->recv], *work = call->buffers[l->work];
-  void *x = rows_x(l, call, round);
-  mz_expert_rows_t rows = {.window = call->window,
-                           .x = x,
-                           .saved = rows_saved(l, call, round),
-                           .scratch = call->buffers[round->scratch],
-                           .dy = work,
-                           .dx = recv};
+  void *recv = call->buffers[round->recv];
+  mz_expert_rows_t rows = grad_rows(l, call);
 
-  if (!call->moe->saved) MZ_TRY(recompute(l, call, rows, x));
-  MZ_TRY(regroup(l, call, recv, work, 0));
+  if (!call->moe->saved)
+    MZ_TRY(recompute(l, call, rows, rows_x(l, call, round)));
+  MZ_TRY(regroup(l, call, recv, call->buffers[l->work], 0));
+  rows.dx = recv;
   MZ_TRY(l->expert.backward(l->opts.expert_self, call, &rows));
   return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
+}
+
+mz_status_t mz_moe_experts_wgrad(const mz_call_t *call, void *self)
+{
+  const mz_moe_layer_t *l = self;
+  mz_expert_rows_t rows = grad_rows(l, call);
+
+  return MZ_TRACE(l->expert.backward_weights(l->opts.expert_self, call, &rows));
 }
 
 static void set_aux(const mz_moe_layer_t *l, const mz_call_t *call,

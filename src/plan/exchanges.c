@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exchanges of runs, which travel while something else is computed.
  *
- * The rounds of a run begin with dispatches and end with returns. `ahead` runs
- * of a MoE have their own exchanged buffers, so with runs 0, 1, ... in the
- * order of the walk:
+ * The rounds of a run begin with dispatches and end with returns, behind which
+ * there may be steps that touch nothing of what travels (gradients of weights).
+ * `ahead` runs of a MoE have their own exchanged buffers, so with runs 0, 1,
+ * ... in the order of the walk:
  *
  *   behind the counts, or the last step that writes what they send:
  *             dispatches of the first `ahead` runs
  *   run i     wait for the returns of run i - ahead, whose buffers it writes
  *             rounds { after the first one: its dispatches, wait for the
  *                      returns of the round before;
- *                      wait for the dispatches; compute; post the returns }
+ *                      wait for the dispatches; compute; post the returns;
+ *                      compute the rest }
  *             dispatches of run i + ahead
  *   before a step that touches what they fill, or at the end of the layer:
  *             wait for the other returns
@@ -76,17 +78,20 @@ static bool step_touches(const mz_step_t *step, int32_t buffer)
   return step_writes(step, buffer);
 }
 
-/* Whether a step inside of the runs touches what travels on the token side, or
- * a dispatch arrives where a return leaves from. */
-static bool collides(const mz_flow_t *f, const mz_step_t *steps)
+/* Whether a step inside of the runs touches what travels on the token side, one
+ * behind the returns what they send, or a dispatch arrives where a return
+ * leaves from. */
+static bool collides(const mz_flow_t *f, const mz_step_t *steps, int32_t end)
 {
   for (int32_t i = f->head; i < f->tail_end; i++) {
     const mz_step_t *x = &steps[i];
     bool out = x->direction == MZ_DISPATCH;
 
     if (x->kind != MZ_STEP_EXCHANGE) continue;
-    for (int32_t j = f->head_end; j < f->tail; j++)
+    for (int32_t j = f->head_end; j < end; j++)
       if (step_touches(&steps[j], out ? x->send : x->recv)) return true;
+    for (int32_t j = f->tail_end; !out && j < end; j++)
+      if (step_touches(&steps[j], x->send)) return true;
     for (int32_t j = f->tail; out && j < f->tail_end; j++)
       if (x->recv == steps[j].send) return true;
   }
@@ -106,9 +111,13 @@ static void find_ends(const mz_decl_t *d, mz_flow_t *f, const mz_step_t *steps)
   while (f->head_end < end &&
          past_dispatch(d, steps, f->head_end, end) > f->head_end)
     f->head_end = past_dispatch(d, steps, f->head_end, end);
+  while (f->tail_end > f->head_end &&
+         steps[f->tail_end - 1].kind == MZ_STEP_COMPUTE)
+    f->tail_end--;
+  f->tail = f->tail_end;
   while (f->tail > f->head_end && goes(d, &steps[f->tail - 1], MZ_RETURN))
     f->tail--;
-  if (!collides(f, steps)) return;
+  if (!collides(f, steps, end)) return;
   f->head_end = f->head;
   f->tail = f->tail_end;
 }

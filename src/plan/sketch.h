@@ -41,7 +41,7 @@ typedef struct mz_flow {
   int32_t moe;
   int32_t first, close;   /* behind RUNS, its END */
   int32_t head, head_end; /* dispatches with which a round begins */
-  int32_t tail, tail_end; /* returns with which it ends */
+  int32_t tail, tail_end; /* returns, behind which it only computes */
   int32_t after;          /* behind which the first dispatches are posted; -1:
                              behind RUNS */
   int32_t first_entry;    /* of the first run's exchanges */

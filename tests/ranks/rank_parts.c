@@ -83,7 +83,7 @@ static mz_status_t expect_rest(const mz_step_result_t *r, int stage)
                                        "mlp.linear",
                                        "mlp_grad.gelu",
                                        "experts.linear",
-                                       "experts_grad.linear_wgrad",
+                                       "experts_wgrad.linear_wgrad",
                                        "route.gate",
                                        "route.permute",
                                        "route_grad.gate_grad",

@@ -110,6 +110,34 @@ static void check_order(const mz_plan_t *p, int32_t moe, mz_pass_t pass)
   }
 }
 
+/* With one run, too. */
+static void check_weights_under_returns(const mz_plan_t *p, int32_t moe,
+                                        int32_t num_runs)
+{
+  for (int32_t i = 0; i < num_runs; i++) {
+    int32_t run = p->moes[moe].first_run + i;
+    int32_t weights = place(p, (find_t){MZ_OP_COMPUTE, MZ_BACKWARD, MZ_RETURN,
+                                        "experts_wgrad", run, false});
+
+    cr_expect_lt(posted(p, MZ_BACKWARD, MZ_RETURN, run), weights, "moe %d: %d",
+                 moe, i);
+    cr_expect_lt(weights, awaited(p, MZ_BACKWARD, MZ_RETURN, run), "moe %d: %d",
+                 moe, i);
+  }
+}
+
+Test(plan_exchanges, weights_get_their_gradients_while_rows_return)
+{
+  for (int64_t chunks = 1; chunks <= 4; chunks *= 2) {
+    tiny_t t = tiny_plan(2, chunks);
+
+    cr_assert_eq(t.plan->moes[0].num_runs, chunks);
+    for (int32_t moe = 0; moe < 2; moe++)
+      check_weights_under_returns(t.plan, moe, (int32_t)chunks);
+    tiny_destroy(&t);
+  }
+}
+
 Test(plan_exchanges, a_dispatch_is_posted_before_the_experts_before_it)
 {
   tiny_t t = tiny_plan(2, 4);
