@@ -174,10 +174,11 @@ static const mz_key_t rows[] = {
     MZ_ABOVE("moe.saved_rows", moe.saved_rows, "1.25", 0,
              "Without dropping: rows of the pool, as a multiple of balanced "
              "ones"),
-    MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 1, MZ_INT_MAX,
+    MZ_INT("moe.overlap_chunks", moe.overlap_chunks, "1", 0, MZ_INT_MAX,
            "Runs of experts that an exchange is cut in: one computes while the "
            "tokens of the next and of the one before travel; from 2 on some "
-           "buffers are there twice, no bit changes"),
+           "buffers are there twice; 0: nothing computes while tokens travel, "
+           "to see what overlap gains; no bit changes"),
     MZ_LATER("moe.expert_cache", INT, "null", "Experts kept on the device"),
 };
 

@@ -98,8 +98,9 @@ static bool collides(const mz_flow_t *f, const mz_step_t *steps, int32_t end)
   return false;
 }
 
-static void find_ends(const mz_decl_t *d, mz_flow_t *f, const mz_step_t *steps)
+static void find_ends(const mz_plan_t *p, mz_flow_t *f, const mz_step_t *steps)
 {
+  const mz_decl_t *d = p->decl;
   int32_t end = f->close - 1;
 
   f->head = f->head_end = f->tail = f->tail_end = f->close;
@@ -117,7 +118,7 @@ static void find_ends(const mz_decl_t *d, mz_flow_t *f, const mz_step_t *steps)
   f->tail = f->tail_end;
   while (f->tail > f->head_end && goes(d, &steps[f->tail - 1], MZ_RETURN))
     f->tail--;
-  if (!collides(f, steps, end)) return;
+  if (p->opts.overlap_chunks > 0 && !collides(f, steps, end)) return;
   f->head_end = f->head;
   f->tail = f->tail_end;
 }
@@ -198,7 +199,7 @@ mz_status_t mz_flow_create(mz_sketch_t *s, mz_pass_t pass, int32_t begin,
                  .close = close,
                  .first_entry = s->plan->num_entries};
 
-  find_ends(s->plan->decl, &f, steps);
+  find_ends(s->plan, &f, steps);
   f.after = find_after(&f, steps, begin);
   MZ_TRY(add_twins(s, &f, steps));
   for (int32_t i = 0; i < s->plan->moes[f.moe].num_runs; i++)

@@ -16,11 +16,11 @@ static mz_status_t check_opts(const mz_plan_opts_t *o)
              "%" PRId64 " sequences of %" PRId64 ", accumulation %" PRId64
              ": each is at least 1",
              o->micro_sequences, o->sequence_length, o->accumulation);
-  MZ_REQUIRE(o->saved_rows > 0 && o->overlap_chunks >= 1 && o->piece_bytes >= 1,
+  MZ_REQUIRE(o->saved_rows > 0 && o->overlap_chunks >= 0 && o->piece_bytes >= 1,
              MZ_ERR_ARG,
-             "saved_rows %g, overlap_chunks %" PRId64 ", piece_bytes %" PRId64
-             ": each is above 0",
-             o->saved_rows, o->overlap_chunks, o->piece_bytes);
+             "saved_rows %g and piece_bytes %" PRId64
+             ", need more than 0; overlap_chunks %" PRId64 ", at least 0",
+             o->saved_rows, o->piece_bytes, o->overlap_chunks);
   return MZ_OK;
 }
 

@@ -60,8 +60,9 @@ static int32_t run_length(const mz_plan_t *plan, const mz_moe_plan_t *m,
     length =
         mz_min_i64(length, plan->opts.max_live_parameters / 3 / unit->elements);
   if (plan->groups[m->ep_group].size > 1) /* else there is no exchange */
-    length = mz_min_i64(
-        length, mz_div_up(m->experts_per_rank, plan->opts.overlap_chunks));
+    length =
+        mz_min_i64(length, mz_div_up(m->experts_per_rank,
+                                     mz_max_i64(1, plan->opts.overlap_chunks)));
   return (int32_t)mz_max_i64(length, 1);
 }
 

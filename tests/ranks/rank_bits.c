@@ -3,9 +3,9 @@
  * the threaded and the inline queue. Each layout runs three times on all ranks
  * (thread; thread, pairwise; inline) and must leave the same losses, norms,
  * hash and parameters, bit by bit. With the word "overlap" it runs with
- * moe.overlap_chunks 1, 2 and 4 in both forms of the queue: neither may change
- * a bit. Usage: rank_bits [overlap] [KEY=VALUE]... [-- ...]..., a variant
- * between two
+ * moe.overlap_chunks 0 (no overlap), 1, 2 and 4 in both forms of the queue:
+ * neither may change a bit. Usage: rank_bits [overlap] [KEY=VALUE]... [--
+ * ...]..., a variant between two
  * "--". Prints a line a variant. Exit code 0: all the same. */
 #include "tiny.h"
 
@@ -15,20 +15,21 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_ASSIGNMENTS = 24, OWN = 7, STEPS = 6, BATCH = 8, MAX_RUNS = 6 };
+enum { MAX_ASSIGNMENTS = 24, OWN = 7, STEPS = 6, BATCH = 8, MAX_RUNS = 7 };
 
 /* How often and how a layout runs. */
 typedef struct form {
   bool thread;
-  int chunks;
+  int chunks; /* -1: as given */
   const char *messages;
 } form_t;
 
 static const form_t again[] = {
-    {true, 0, "auto"}, {true, 0, "pairwise"}, {false, 0, "auto"}};
-static const form_t overlap[] = {{true, 1, "auto"},  {true, 2, "auto"},
-                                 {true, 4, "auto"},  {false, 1, "auto"},
-                                 {false, 2, "auto"}, {false, 4, "auto"}};
+    {true, -1, "auto"}, {true, -1, "pairwise"}, {false, -1, "auto"}};
+static const form_t overlap[] = {{true, 0, "auto"},  {true, 1, "auto"},
+                                 {true, 2, "auto"},  {true, 4, "auto"},
+                                 {false, 1, "auto"}, {false, 2, "auto"},
+                                 {false, 4, "auto"}};
 
 typedef struct variant {
   const char *given[MAX_ASSIGNMENTS];
@@ -51,7 +52,7 @@ static int assemble(const variant_t *v, char own[][64], int ep, int stage,
   snprintf(own[4], 64, "comm.thread=%s", form->thread ? "true" : "false");
   snprintf(own[5], 64, "comm.messages=%s", form->messages);
   snprintf(own[6], 64, "moe.overlap_chunks=%d", form->chunks);
-  for (; n < OWN - (form->chunks == 0); n++)
+  for (; n < OWN - (form->chunks < 0); n++)
     all[n] = own[n];
   for (int i = 0; i < v->num_given; i++)
     all[n++] = v->given[i];

@@ -4,7 +4,7 @@
  *   rank_device [soak=STEPS | overlap] [KEY=VALUE]...
  * Prints a line a layout; the last one counts. With soak only that many steps
  * of routing that changes, one rank held up at random. With overlap each layout
- * runs with moe.overlap_chunks 1, 2 and 4, which must have the same bits.
+ * runs with moe.overlap_chunks 1, 2, 4 and 0, which must have the same bits.
  * Layouts make progress by the thread and inline in turn, with comm.wait=stream
  * by the thread. SIGUSR2 prints where the messages stand. Built as rank_late it
  * needs no GPU: late_device.h stands in for it. Exit code 0: all agree.
@@ -30,7 +30,7 @@ enum {
   OWN = 6,
   MAX_ALL = 32,
   MAX_SEEDS = 16,
-  MAX_RUNS = 3
+  MAX_RUNS = 4
 };
 
 /* Sums of another order over ten steps of an optimizer (the design's bound). */
@@ -241,9 +241,10 @@ int main(int argc, char **argv)
     num_given--;
   }
   if (num_given > 0 && strcmp(given[0], "overlap") == 0) {
-    num_runs = 3;
+    num_runs = 4;
     chunks[1] = 2;
     chunks[2] = 4;
+    chunks[3] = 0;
     given++;
     num_given--;
   }

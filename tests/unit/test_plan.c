@@ -488,8 +488,8 @@ Test(plan_options, out_of_range_are_refused)
   opts = tiny_opts(2, 0, 0);
   opts.saved_rows = 0;
   expect_refused(decl, &opts, MZ_ERR_ARG,
-                 "saved_rows 0, overlap_chunks 1, piece_bytes 1048576: each is "
-                 "above 0");
+                 "saved_rows 0 and piece_bytes 1048576, need more than 0; "
+                 "overlap_chunks 1, at least 0");
   opts = tiny_opts(2, 0, 0);
   opts.micro_sequences = INT64_MAX / 8;
   expect_refused(decl, &opts, MZ_ERR_OVERFLOW, "1152921504606846975 x 16");

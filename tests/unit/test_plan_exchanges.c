@@ -327,6 +327,19 @@ Test(plan_exchanges, steps_beside_the_experts_run_under_the_exchange)
   expect_spelt(own_model(false), 2, "rcCddb{?dTDet}{?dTDet}bTTc");
 }
 
+Test(plan_exchanges, nothing_overlaps_without_chunks)
+{
+  tiny_t t = tiny_plan(2, 0);
+  int32_t run = t.plan->moes[1].first_run;
+  int32_t weights =
+      place(t.plan, (find_t){MZ_OP_COMPUTE, MZ_BACKWARD, MZ_RETURN,
+                             "experts_wgrad", run, false});
+
+  cr_expect_lt(awaited(t.plan, MZ_BACKWARD, MZ_RETURN, run), weights);
+  tiny_destroy(&t);
+  expect_spelt(own_model(false), 0, "rcCb{dDetT}bc");
+}
+
 /* What experts touch themselves travels where it is declared. */
 Test(plan_exchanges, nothing_travels_ahead_of_a_step_that_touches_it)
 {
