@@ -303,9 +303,10 @@ static mz_status_t declare_wgrad(const mz_moe_layer_t *l, mz_decl_t *decl)
                              .expert_grads = l->expert_tensors};
 
   if (!l->expert.backward_weights) return MZ_OK;
-  MZ_REFS(&wgrad, reads, round->x, round->saved, round->scratch, l->work,
-          l->pool_x, l->pool_saved);
-  MZ_REFS(&wgrad, writes, round->saved, round->scratch, l->work, l->pool_saved);
+  MZ_REFS(&wgrad, reads, round->x, round->saved, round->scratch, round->recv,
+          l->work, l->pool_x, l->pool_saved);
+  MZ_REFS(&wgrad, writes, round->saved, round->scratch, round->recv, l->work,
+          l->pool_saved);
   return MZ_TRACE(mz_decl_compute(decl, MZ_BACKWARD, &wgrad));
 }
 

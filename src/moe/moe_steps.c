@@ -132,9 +132,28 @@ static mz_status_t regroup(const mz_moe_layer_t *l, const mz_call_t *call,
                     .dst = dst,
                     .to_source_major = to_source_major};
 
-  /* from one source the two orders are one */
-  if (src == dst && window->num_sources == 1) return MZ_OK;
+  if (src == dst) return MZ_OK; /* the orders are one, nothing moves */
   return MZ_KERNEL(call, regroup, &a);
+}
+
+/* Rows of one expert, or from one source, lie alike in both orders: what
+ * returns is written where it is sent from. */
+static bool orders_are_one(const mz_window_t *window)
+{
+  return window->num_experts == 1 || window->num_sources == 1;
+}
+
+/* Where the experts write what returns. */
+static void *rows_out(const mz_call_t *call, const mz_moe_round_t *round)
+{
+  return call->buffers[orders_are_one(call->window) ? round->ret : round->recv];
+}
+
+static mz_status_t make_return(const mz_moe_layer_t *l, const mz_call_t *call,
+                               const mz_moe_round_t *round)
+{
+  return MZ_TRACE(
+      regroup(l, call, rows_out(call, round), call->buffers[round->ret], 1));
 }
 
 /* x and saved of the window's rows: in the pool or of this round only. */
@@ -158,17 +177,16 @@ mz_status_t mz_moe_experts(const mz_call_t *call, void *self)
 {
   const mz_moe_layer_t *l = self;
   const mz_moe_round_t *round = &l->round[MZ_FORWARD];
-  void *recv = call->buffers[round->recv];
   void *x = rows_x(l, call, round);
   mz_expert_rows_t rows = {.window = call->window,
                            .x = x,
                            .saved = rows_saved(l, call, round),
                            .scratch = call->buffers[round->scratch],
-                           .y = recv};
+                           .y = rows_out(call, round)};
 
-  MZ_TRY(regroup(l, call, recv, x, 0));
+  MZ_TRY(regroup(l, call, call->buffers[round->recv], x, 0));
   MZ_TRY(l->expert.forward(l->opts.expert_self, call, &rows));
-  return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
+  return MZ_TRACE(make_return(l, call, round));
 }
 
 static mz_combine_t combine_args(const mz_moe_layer_t *l, const mz_call_t *call)
@@ -231,6 +249,17 @@ static mz_status_t recompute(const mz_moe_layer_t *l, const mz_call_t *call,
   return MZ_TRACE(l->expert.forward(l->opts.expert_self, call, &rows));
 }
 
+/* What arrived of one expert from several sources is in order, and dx is
+ * written elsewhere; from one source dx may take the place of dy, which is
+ * needed. */
+static void *rows_dy(const mz_moe_layer_t *l, const mz_call_t *call)
+{
+  const mz_window_t *window = call->window;
+  bool there = window->num_experts == 1 && window->num_sources > 1;
+
+  return call->buffers[there ? l->round[MZ_BACKWARD].recv : l->work];
+}
+
 static mz_expert_rows_t grad_rows(const mz_moe_layer_t *l,
                                   const mz_call_t *call)
 {
@@ -239,7 +268,7 @@ static mz_expert_rows_t grad_rows(const mz_moe_layer_t *l,
                            .x = rows_x(l, call, round),
                            .saved = rows_saved(l, call, round),
                            .scratch = call->buffers[round->scratch],
-                           .dy = call->buffers[l->work]};
+                           .dy = rows_dy(l, call)};
   return rows;
 }
 
@@ -247,15 +276,14 @@ mz_status_t mz_moe_experts_grad(const mz_call_t *call, void *self)
 {
   const mz_moe_layer_t *l = self;
   const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
-  void *recv = call->buffers[round->recv];
   mz_expert_rows_t rows = grad_rows(l, call);
 
   if (!call->moe->saved)
     MZ_TRY(recompute(l, call, rows, rows_x(l, call, round)));
-  MZ_TRY(regroup(l, call, recv, call->buffers[l->work], 0));
-  rows.dx = recv;
+  MZ_TRY(regroup(l, call, call->buffers[round->recv], rows_dy(l, call), 0));
+  rows.dx = rows_out(call, round);
   MZ_TRY(l->expert.backward(l->opts.expert_self, call, &rows));
-  return MZ_TRACE(regroup(l, call, recv, call->buffers[round->ret], 1));
+  return MZ_TRACE(make_return(l, call, round));
 }
 
 mz_status_t mz_moe_experts_wgrad(const mz_call_t *call, void *self)

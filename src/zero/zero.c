@@ -258,8 +258,18 @@ static mz_status_t pack_own(mz_zero_t *z, const mz_entry_t *e)
 static mz_status_t pack_grads(mz_zero_t *z, const mz_entry_t *e)
 {
   const float *src = (const float *)(const void *)unit_side(z, e);
+  const mz_unit_t *only = &z->plan->units[e->first_unit];
   char *dst = mz_zero_buffer(z, e->packed);
   int64_t size = (int64_t)mz_dtype_bytes(e->dtype), at = 0;
+  mz_convert_t all = {.n = only->ranks * only->shard,
+                      .src = src,
+                      .dst = dst,
+                      .src_dtype = MZ_F32,
+                      .dst_dtype = e->dtype};
+
+  if (e->num_units == 1 && e->length == only->shard) /* in the same order */
+    return MZ_TRACE(
+        z->opts.kernels->ops->convert(z->opts.kernels, &all, z->opts.stream));
 
   for (int32_t i = 0; i < e->num_units; i++) {
     const mz_unit_t *u = &z->plan->units[e->first_unit + i];
