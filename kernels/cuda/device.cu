@@ -239,6 +239,7 @@ static mz_status_t stream_wait_flag(const mz_device_t *device,
   return MZ_OK;
 }
 
+/* A timer is an event that keeps the time. */
 static mz_status_t create_timer(const mz_device_t *device,
                                 mz_timer_t *timer_out)
 {
@@ -319,7 +320,6 @@ static mz_status_t fill(const mz_device_t *device, void *dst, int byte,
   return MZ_OK;
 }
 
-/* A timer is an event that keeps the time. */
 /* Launches that a channel of the card takes before the next call blocks. */
 enum { STREAM_DEPTH = 1024 };
 

@@ -296,10 +296,9 @@ typedef struct launch {
 /* A kernel over rows: of 16-byte units where rows are made of them, else of
  * single elements. */
 template <typename A>
-static mz_status_t launch_rows(const mz_kernels_t *kernels, const A *a,
-                               void (*units)(A, int64_t),
-                               void (*elements)(A, int64_t), launch_t how,
-                               mz_stream_t stream)
+static mz_status_t
+launch_rows(const mz_kernels_t *kernels, const A *a, void (*units)(A, int64_t),
+            void (*elements)(A, int64_t), launch_t how, mz_stream_t stream)
 {
   int64_t in_unit = 16 / (int64_t)mz_dtype_bytes(kernels->dtype);
   bool whole = how.aligned && how.width % in_unit == 0;
@@ -324,9 +323,8 @@ extern "C" mz_status_t mz_k_permute_cuda(const mz_kernels_t *kernels,
                                          const mz_permute_t *a,
                                          mz_stream_t stream)
 {
-  launch_t how = {"permute_rows", mz_unit_aligned(a->x) &&
-                                      mz_unit_aligned(a->send),
-                  a->width};
+  launch_t how = {"permute_rows",
+                  mz_unit_aligned(a->x) && mz_unit_aligned(a->send), a->width};
 
   if (a->num_tokens == 0) return MZ_OK;
   MZ_TRY(blocks_of(a->num_tokens, &how.blocks));
@@ -341,9 +339,8 @@ template <typename T>
 static mz_status_t combine(const mz_kernels_t *kernels, const mz_combine_t *a,
                            mz_stream_t stream)
 {
-  launch_t how = {"sum_routes", mz_unit_aligned(a->back) &&
-                                    mz_unit_aligned(a->y),
-                  a->width};
+  launch_t how = {"sum_routes",
+                  mz_unit_aligned(a->back) && mz_unit_aligned(a->y), a->width};
 
   if (a->num_tokens == 0) return MZ_OK;
   MZ_TRY(blocks_of(a->num_tokens, &how.blocks));
@@ -355,8 +352,7 @@ extern "C" mz_status_t mz_k_combine_cuda(const mz_kernels_t *kernels,
                                          const mz_combine_t *a,
                                          mz_stream_t stream)
 {
-  return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine, kernels, a, stream));
+  return MZ_TRACE(MZ_BY_DTYPE(kernels, combine, kernels, a, stream));
 }
 
 extern "C" mz_status_t mz_k_permute_grad_cuda(const mz_kernels_t *kernels,
@@ -371,8 +367,7 @@ extern "C" mz_status_t mz_k_permute_grad_cuda(const mz_kernels_t *kernels,
   sum.row = a->row;
   sum.back = a->d_row;
   sum.y = a->dx;
-  return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine, kernels, &sum, stream));
+  return MZ_TRACE(MZ_BY_DTYPE(kernels, combine, kernels, &sum, stream));
 }
 
 template <typename T>
@@ -380,9 +375,9 @@ static mz_status_t combine_grad(const mz_kernels_t *kernels,
                                 const mz_combine_grad_t *a, mz_stream_t stream)
 {
   const mz_combine_t *f = &a->forward;
-  launch_t how = {"combine_grad_rows", mz_unit_aligned(f->back) &&
-                                           mz_unit_aligned(a->dy) &&
-                                           mz_unit_aligned(a->d_send),
+  launch_t how = {"combine_grad_rows",
+                  mz_unit_aligned(f->back) && mz_unit_aligned(a->dy) &&
+                      mz_unit_aligned(a->d_send),
                   f->width};
 
   if (f->num_tokens == 0) return MZ_OK;
@@ -395,17 +390,15 @@ extern "C" mz_status_t mz_k_combine_grad_cuda(const mz_kernels_t *kernels,
                                               const mz_combine_grad_t *a,
                                               mz_stream_t stream)
 {
-  return MZ_TRACE(
-      MZ_BY_DTYPE(kernels, combine_grad, kernels, a, stream));
+  return MZ_TRACE(MZ_BY_DTYPE(kernels, combine_grad, kernels, a, stream));
 }
 
 extern "C" mz_status_t mz_k_regroup_cuda(const mz_kernels_t *kernels,
                                          const mz_regroup_t *a,
                                          mz_stream_t stream)
 {
-  launch_t how = {"regroup_rows", mz_unit_aligned(a->src) &&
-                                      mz_unit_aligned(a->dst),
-                  a->width};
+  launch_t how = {"regroup_rows",
+                  mz_unit_aligned(a->src) && mz_unit_aligned(a->dst), a->width};
   int64_t pairs;
 
   if (a->max_rows == 0 || (a->num_sources == 1 && a->src == a->dst))
@@ -415,8 +408,7 @@ extern "C" mz_status_t mz_k_regroup_cuda(const mz_kernels_t *kernels,
              "%" PRId32 " sources with %" PRId32
              " experts each, at most %d pairs on " MZ_BACKEND_CUDA,
              a->num_sources, a->num_experts, (int)MAX_STARTS);
-  how.blocks =
-      (unsigned)mz_min_i64(mz_div_up(a->max_rows, WARPS), MAX_BLOCKS);
+  how.blocks = (unsigned)mz_min_i64(mz_div_up(a->max_rows, WARPS), MAX_BLOCKS);
   how.shared_bytes = (size_t)(2 * pairs + 1) * sizeof(int32_t);
   return MZ_TRACE(launch_rows(kernels, a, regroup_rows<uint4>,
                               kernels->dtype == MZ_BF16

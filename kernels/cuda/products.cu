@@ -89,11 +89,12 @@ extern "C" mz_status_t mz_cuda_products_spread(mz_cuda_products_t *products,
   mz_device_settle(products->device);
   /* made when they are wanted: they would share queues with MPI's */
   for (int i = 0; streams > 1 && i < streams; i++) {
-    if (products->stream[i]) continue;
-    MZ_CUDA(
-        cudaEventCreateWithFlags(&products->join[i], cudaEventDisableTiming));
-    MZ_CUDA(
-        cudaStreamCreateWithFlags(&products->stream[i], cudaStreamNonBlocking));
+    if (!products->join[i])
+      MZ_CUDA(
+          cudaEventCreateWithFlags(&products->join[i], cudaEventDisableTiming));
+    if (!products->stream[i])
+      MZ_CUDA(cudaStreamCreateWithFlags(&products->stream[i],
+                                        cudaStreamNonBlocking));
   }
   products->streams = streams;
   return MZ_OK;

@@ -5,7 +5,11 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/cuda.h"
 
-enum { MAX_WIDTH = MZ_CUDA_MAX_HEAD_WIDTH, THREADS = 256, ENOUGH_BLOCKS = 1024 };
+enum {
+  MAX_WIDTH = MZ_CUDA_MAX_HEAD_WIDTH,
+  THREADS = 256,
+  ENOUGH_BLOCKS = 1024
+};
 
 /* N pairs at a time; D / 2 is a multiple of N. */
 template <typename T, int N>

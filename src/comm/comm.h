@@ -10,8 +10,8 @@
  * function inside post and wait) starts the messages of a lane strictly in the
  * order of posting, each when it is ready and, if late-bound, when the message
  * that it waits for is done; started messages finish in any order, at most 4
- * (exchange) or 2 (bulk) in flight. Only non-blocking collective calls and
- * MPI_Test. No MPI reduction ever sees a number.
+ * (exchange) or 2 (bulk) in flight. Only non-blocking calls, collective or
+ * between pairs, and MPI_Test. No MPI reduction ever sees a number.
  *
  * Collectivity: create, add_group, agree and destroy are collective on the
  * communicator; post is collective on the message's group, in the same order of

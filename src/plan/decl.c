@@ -403,3 +403,21 @@ const mz_moe_opts_t *mz_decl_moe_opts(const mz_decl_t *decl, int32_t moe)
 {
   return &decl->moes[moe].opts;
 }
+
+bool mz_step_writes(const mz_step_t *step, int32_t buffer)
+{
+  const mz_compute_opts_t *c = &step->compute;
+
+  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_writes; i++)
+    if (c->writes[i] == buffer) return true;
+  return false;
+}
+
+bool mz_step_touches(const mz_step_t *step, int32_t buffer)
+{
+  const mz_compute_opts_t *c = &step->compute;
+
+  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_reads; i++)
+    if (c->reads[i] == buffer) return true;
+  return mz_step_writes(step, buffer);
+}

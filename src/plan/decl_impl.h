@@ -83,6 +83,10 @@ struct mz_decl {
   int64_t num_steps[2], cap_steps[2];
 };
 
+/* Whether a step that computes writes a buffer; reads or writes it. */
+bool mz_step_writes(const mz_step_t *step, int32_t buffer);
+bool mz_step_touches(const mz_step_t *step, int32_t buffer);
+
 /* param_groups.c: the groups that every declaration starts with. */
 mz_status_t mz_decl_first_groups(mz_decl_t *decl);
 

@@ -60,24 +60,6 @@ static int32_t past_dispatch(const mz_decl_t *d, const mz_step_t *steps,
   return close + 1;
 }
 
-static bool step_writes(const mz_step_t *step, int32_t buffer)
-{
-  const mz_compute_opts_t *c = &step->compute;
-
-  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_writes; i++)
-    if (c->writes[i] == buffer) return true;
-  return false;
-}
-
-static bool step_touches(const mz_step_t *step, int32_t buffer)
-{
-  const mz_compute_opts_t *c = &step->compute;
-
-  for (int32_t i = 0; step->kind == MZ_STEP_COMPUTE && i < c->num_reads; i++)
-    if (c->reads[i] == buffer) return true;
-  return step_writes(step, buffer);
-}
-
 /* Whether a step inside of the runs touches what travels on the token side, one
  * behind the returns what they send, or a dispatch arrives where a return
  * leaves from. */
@@ -89,9 +71,9 @@ static bool collides(const mz_flow_t *f, const mz_step_t *steps, int32_t end)
 
     if (x->kind != MZ_STEP_EXCHANGE) continue;
     for (int32_t j = f->head_end; j < end; j++)
-      if (step_touches(&steps[j], out ? x->send : x->recv)) return true;
+      if (mz_step_touches(&steps[j], out ? x->send : x->recv)) return true;
     for (int32_t j = f->tail_end; !out && j < end; j++)
-      if (step_touches(&steps[j], x->send)) return true;
+      if (mz_step_touches(&steps[j], x->send)) return true;
     for (int32_t j = f->tail; out && j < f->tail_end; j++)
       if (x->recv == steps[j].send) return true;
   }
@@ -132,8 +114,8 @@ static int32_t find_after(const mz_flow_t *f, const mz_step_t *steps,
     if (steps[i].kind == MZ_STEP_COUNTS && steps[i].moe == f->moe) return i;
     for (int32_t j = f->head; j < f->head_end; j++)
       if (steps[j].kind == MZ_STEP_EXCHANGE &&
-          (step_writes(&steps[i], steps[j].send) ||
-           step_touches(&steps[i], steps[j].recv)))
+          (mz_step_writes(&steps[i], steps[j].send) ||
+           mz_step_touches(&steps[i], steps[j].recv)))
         return i;
   }
   return -1;
@@ -294,7 +276,8 @@ static bool must_await(const mz_flow_t *f, const mz_step_t *steps,
                        const mz_step_t *step)
 {
   for (int32_t i = f->tail; step && i < f->tail_end; i++)
-    if (step_touches(step, steps[i].send) || step_touches(step, steps[i].recv))
+    if (mz_step_touches(step, steps[i].send) ||
+        mz_step_touches(step, steps[i].recv))
       return true;
   return !step || step->kind != MZ_STEP_COMPUTE;
 }

@@ -57,15 +57,10 @@ double mz_load_largest(const mz_expert_load_t *load)
 static bool uses(const mz_decl_t *decl, const mz_layer_t *layer, mz_pass_t pass,
                  int32_t buffer)
 {
-  for (int32_t s = 0; s < layer->num[pass]; s++) {
-    const mz_step_t *step = &decl->steps[pass][layer->first[pass] + s];
-    const mz_compute_opts_t *c = &step->compute;
+  const mz_step_t *steps = decl->steps[pass] + layer->first[pass];
 
-    for (int32_t i = 0; i < c->num_reads; i++)
-      if (c->reads[i] == buffer) return true;
-    for (int32_t i = 0; i < c->num_writes; i++)
-      if (c->writes[i] == buffer) return true;
-  }
+  for (int32_t s = 0; s < layer->num[pass]; s++)
+    if (mz_step_touches(&steps[s], buffer)) return true;
   return false;
 }
 

@@ -99,6 +99,11 @@ static const struct test_case {
      {"model.architecture=llama", "moe.k=2", "moe.num_shared_experts=2",
       "moe.shared_expert_gate=true", "moe.shared_expert_intermediate_size=12",
       "model.dropout=0.3"}},
+    {"pyramid_with_shared_experts",
+     12,
+     {"model.architecture=gpt2", "moe.k=2", "moe.layers=[0, 1]",
+      "moe.num_experts=[2, 4]", "moe.num_shared_experts=1",
+      "moe.saved_rows=0.25", "moe.overlap_chunks=2"}},
 };
 
 #define MUST(call)                                                             \

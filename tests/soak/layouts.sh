@@ -49,6 +49,11 @@ for saved in 1 0.25 8; do
       layouts 4 $rows moe.k=1
       layouts 4 $rows 'moe.num_experts=[4,8]'
       layouts 4 $rows moe.use_residual=true model.dropout=0.1
+      layouts 4 $rows same_ranks moe.use_residual=true moe.gate_noise=0.1 \
+        moe.drop_tokens=true moe.capacity_factor=0.75
+      layouts 4 $rows moe.num_shared_experts=2 model.architecture=llama
+      layouts 4 $rows 'moe.num_experts=[4,8]' \
+        use_data_before_expert_parallelism=true
       layouts 4 $rows ep_of_last moe.num_shared_experts=1 \
         moe.shared_expert_gate=true 'moe.num_experts=[4,8]'
       layouts 4 $rows model.architecture=llama model.num_key_value_heads=1

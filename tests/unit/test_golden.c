@@ -119,6 +119,7 @@ ParameterizedTestParameters(gradient, slopes_of_the_loss_equal_the_gradients)
       {"sigmoids_and_random_selection"},
       {"residual_with_random_selection"},
       {"gated_shared_experts"},
+      {"pyramid_with_shared_experts"},
   };
 
   return cr_make_param_array(struct model, models,
