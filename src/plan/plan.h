@@ -304,7 +304,7 @@ typedef struct mz_plan_opts {
       max_reuse_distance; /* elements, stage 3 */
   int64_t piece_bytes;
   double saved_rows;
-  int64_t overlap_chunks; /* 0: every exchange is waited for where it is */
+  int64_t overlap_chunks;  /* 0: every exchange is waited for where it is */
   bool data_before_expert; /* order of the expert groups */
   mz_dtype_t communication_dtype;
   bool inference; /* forward only: no gradients, no optimizer state */
