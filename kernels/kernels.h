@@ -16,6 +16,7 @@
 #include "kernels/linear.h"
 #include "kernels/mix.h"
 #include "kernels/norm.h"
+#include "kernels/normals.h"
 #include "kernels/optim.h"
 #include "kernels/spans.h"
 
@@ -59,7 +60,8 @@
   X(reduce_ranks, mz_reduce_ranks_t)                                           \
   X(sum_squares, mz_sum_squares_t)                                             \
   X(reorder, mz_reorder_t)                                                     \
-  X(convert, mz_convert_t)
+  X(convert, mz_convert_t)                                                     \
+  X(normals, mz_normals_t)
 
 #define MZ_KERNEL_LIST(X)                                                      \
   MZ_KERNEL_DENSE_LIST(X)                                                      \

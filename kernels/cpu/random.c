@@ -13,11 +13,17 @@
  * that of mz_random_normal below 3e-15 (its angle is rounded, up to 1e-15). */
 #include "kernels/cpu/random.h"
 
+#include "base/alloc.h"
 #include "kernels/cpu/simd.h"
+#include "kernels/kernels.h"
 
 #include <stdbool.h>
 
-enum { BLOCKS = 64, VALUES = 4 * BLOCKS }; /* at once */
+enum {
+  BLOCKS = 64, /* at once */
+  VALUES = 4 * BLOCKS,
+  CHUNK = 1 << 12 /* elements of a thread at once */
+};
 
 static const double BOUND = 0x1p-40; /* of the radius: 9e-13 */
 
@@ -175,4 +181,14 @@ void mz_cpu_normals(const mz_random_t *random, uint64_t first, int64_t n,
     fill(random, first / 4, scale, values);
     memcpy(out, values + skip, (size_t)part * sizeof *out);
   }
+}
+
+mz_status_t mz_k_normals_cpu(const mz_kernels_t *kernels, const mz_normals_t *a,
+                             mz_stream_t stream)
+{
+#pragma omp parallel for schedule(static)
+  for (int64_t at = 0; at < a->n; at += CHUNK)
+    mz_cpu_normals(&a->random, a->first + (uint64_t)at,
+                   mz_min_i64(CHUNK, a->n - at), a->scale, a->out + at);
+  return MZ_OK;
 }

@@ -1,107 +1,115 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp32 values between the host and the backend: initial ones, which are made
- * there, and those that others read and write. */
+/* fp32 values: initial ones, which the backend makes, and those that others
+ * read and write between the host and it. */
 #include "zero/zero_impl.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
-#include "kernels/cpu/random.h"
+#include "kernels/kernels.h"
 #include "plan/decl_impl.h"
 
 enum {
-  PIECE = 1 << 20, /* elements that pass through the host at once */
-  CHUNK = 1 << 12  /* of them, that a thread makes at once */
+  PIECE = 1 << 23, /* normal numbers at once, of a device */
+  ONES = 960
 };
 
 /* --- initial values --- */
 
-static void init_chunk(const mz_tensor_t *t, const mz_random_t *random,
-                       int64_t first, int64_t num, float *w)
+/* The elements that a device leaves in doubt (kernels/normals.h). */
+static mz_status_t mend(const mz_zero_t *z, const mz_normals_t *a)
 {
-  if (t->init == MZ_INIT_NORMAL) {
-    mz_cpu_normals(random, (uint64_t)first, num, t->init_std, w);
-    return;
+  mz_device_t *device = z->opts.kernels->device;
+  int32_t count = 0, *which = NULL;
+  mz_status_t st;
+
+  MZ_TRY(mz_device_copy(device, &count, a->doubt, 4, z->opts.stream));
+  MZ_TRY(mz_stream_synchronize(device, z->opts.stream));
+  if (count == 0) return MZ_OK;
+  MZ_TRY(mz_new(count, "initial values in doubt", &which));
+  MZ_TRY_GOTO(st,
+              mz_device_copy(device, which, a->doubt + 1, 4 * (int64_t)count,
+                             z->opts.stream),
+              done);
+  MZ_TRY_GOTO(st, mz_stream_synchronize(device, z->opts.stream), done);
+  for (int32_t i = 0; i < count; i++) {
+    float value =
+        (float)(a->scale *
+                mz_random_normal(&a->random, a->first + (uint64_t)which[i]));
+    MZ_TRY_GOTO(st,
+                mz_device_upload(device, a->out + which[i], &value,
+                                 sizeof value, z->opts.stream),
+                done);
   }
-  for (int64_t i = 0; i < num; i++)
-    w[i] = t->init == MZ_INIT_ONE ? 1.0f : 0.0f;
+done:
+  mz_free(which);
+  return st;
 }
 
-static void init_piece(const mz_tensor_t *t, uint64_t seed, int64_t first,
-                       int64_t num, float *w)
+static mz_status_t init_normals(const mz_zero_t *z, const mz_segment_t *s,
+                                uint64_t seed, float *w)
 {
-  mz_random_t random = mz_random_make(seed, t->hash, MZ_PURPOSE_INIT, 0);
+  const mz_tensor_t *t = &z->plan->decl->tensors[s->tensor];
+  const mz_kernels_t *k = z->opts.kernels;
+  bool host = k->device->ops->is_host;
+  int64_t piece =
+      host ? s->length : mz_min_i64(PIECE, k->workspace_bytes / 4 - 1);
 
-#pragma omp parallel for schedule(static)
-  for (int64_t at = 0; at < num; at += CHUNK)
-    init_chunk(t, &random, first + at, mz_min_i64(CHUNK, num - at), w + at);
-}
+  MZ_REQUIRE(piece > 0 || s->length == 0, MZ_ERR_FIT,
+             "no workspace for initial values");
+  for (int64_t at = 0; at < s->length; at += piece) {
+    mz_normals_t a = {.random =
+                          mz_random_make(seed, t->hash, MZ_PURPOSE_INIT, 0),
+                      .first = (uint64_t)(s->tensor_offset + at),
+                      .n = mz_min_i64(piece, s->length - at),
+                      .scale = t->init_std,
+                      .out = w + at,
+                      .doubt = host ? NULL : (int32_t *)(void *)k->workspace};
 
-/* Where pieces are made for memory that is not the host's: one is filled while
- * the other is copied. */
-typedef struct pieces {
-  float *memory[2]; /* [PIECE] host memory of the device; NULL: not needed */
-  mz_event_t copied[2];
-  int next;
-} pieces_t;
-
-static mz_status_t create_pieces(const mz_device_t *device, pieces_t *pieces)
-{
-  for (int i = 0; i < 2 && !device->ops->is_host; i++) {
-    MZ_TRY(mz_device_alloc_host(device, PIECE * (int64_t)sizeof(float),
-                                "initial values", (void **)&pieces->memory[i]));
-    MZ_TRY(mz_event_create(device, &pieces->copied[i]));
+    MZ_TRY(k->ops->normals(k, &a, z->opts.stream));
+    if (!host) MZ_TRY(mend(z, &a));
   }
   return MZ_OK;
 }
 
-static void destroy_pieces(const mz_device_t *device, pieces_t *pieces)
+static mz_status_t init_ones(const mz_zero_t *z, const mz_segment_t *s,
+                             float *w)
 {
-  for (int i = 0; i < 2; i++) {
-    mz_event_destroy(device, pieces->copied[i]);
-    mz_device_free_host(device, pieces->memory[i]);
-  }
+  float ones[ONES];
+
+  for (int i = 0; i < ONES; i++)
+    ones[i] = 1;
+  for (int64_t at = 0; at < s->length; at += ONES)
+    MZ_TRY(mz_device_upload(z->opts.kernels->device, w + at, ones,
+                            4 * mz_min_i64(ONES, s->length - at),
+                            z->opts.stream));
+  return MZ_OK;
 }
 
 static mz_status_t init_segment(const mz_zero_t *z, const mz_segment_t *s,
-                                uint64_t seed, pieces_t *pieces)
+                                uint64_t seed)
 {
-  const mz_tensor_t *t = &z->plan->decl->tensors[s->tensor];
-  const mz_device_t *device = z->opts.kernels->device;
   float *w = mz_zero_segment(z, s, MZ_PART_WEIGHTS);
 
-  for (int64_t at = 0; at < s->length; at += PIECE) {
-    int64_t num = mz_min_i64(PIECE, s->length - at);
-    float *made = pieces->memory[pieces->next];
-    mz_event_t copied = pieces->copied[pieces->next];
-
-    MZ_TRY(mz_event_wait(device, copied));
-    init_piece(t, seed, s->tensor_offset + at, num, made ? made : w + at);
-    if (!made) continue;
-    MZ_TRY(mz_device_copy(device, w + at, made, num * 4, z->opts.stream));
-    MZ_TRY(mz_event_record(device, copied, z->opts.stream));
-    pieces->next = !pieces->next;
+  switch (z->plan->decl->tensors[s->tensor].init) {
+  case MZ_INIT_NORMAL:
+    return MZ_TRACE(init_normals(z, s, seed, w));
+  case MZ_INIT_ONE:
+    return MZ_TRACE(init_ones(z, s, w));
+  case MZ_INIT_ZERO:
+    break;
   }
-  return MZ_OK;
+  return MZ_TRACE(mz_device_fill(z->opts.kernels->device, w, 0, 4 * s->length,
+                                 z->opts.stream));
 }
 
 mz_status_t mz_zero_init(mz_zero_t *zero, uint64_t seed)
 {
   const mz_plan_t *p = zero->plan;
-  const mz_device_t *device = zero->opts.kernels->device;
-  pieces_t pieces = {.next = 0};
-  mz_status_t st, end;
 
-  MZ_TRY_GOTO(st, create_pieces(device, &pieces), done);
   for (int32_t i = 0; i < p->num_segments[MZ_SHARE_UPDATED]; i++)
-    MZ_TRY_GOTO(
-        st,
-        init_segment(zero, &p->segments[MZ_SHARE_UPDATED][i], seed, &pieces),
-        done);
-done:
-  /* No copy may be under way when its source goes. */
-  end = mz_stream_synchronize(device, zero->opts.stream);
-  destroy_pieces(device, &pieces);
-  return st != MZ_OK ? st : end;
+    MZ_TRY(init_segment(zero, &p->segments[MZ_SHARE_UPDATED][i], seed));
+  return MZ_TRACE(
+      mz_stream_synchronize(zero->opts.kernels->device, zero->opts.stream));
 }
 
 /* --- of others --- */

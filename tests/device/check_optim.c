@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adamw, sum_squares, reduce_ranks, reorder, convert. */
+/* adamw, sum_squares, reduce_ranks, reorder, convert, normals. */
 #include "check.h"
 
 #include "base/alloc.h"
@@ -346,12 +346,76 @@ static void check_convert(sides_t *sides, mz_dtype_t dtype, int64_t n,
   compare(sides, text, &back, 0);
 }
 
+/* --- normals --- */
+
+/* What the C library gives where the GPU does not know, as the caller does. */
+static int32_t mend_normals(sides_t *sides, const mz_normals_t *a, dual_t *out)
+{
+  int32_t *doubt, num;
+
+  must(mz_new(1 + a->n, "doubts", &doubt));
+  must(mz_device_copy(sides->device, doubt, a->doubt, 4 * (1 + a->n),
+                      sides->device->stream));
+  must(mz_stream_synchronize(sides->device, sides->device->stream));
+  num = doubt[0];
+  for (int32_t i = 0; i < num; i++) {
+    int32_t at = doubt[1 + i];
+    float value = (float)(a->scale * mz_random_normal(&a->random,
+                                                      a->first + (uint64_t)at));
+
+    must(mz_device_upload(sides->device, (float *)out->cuda + at, &value, 4,
+                          sides->device->stream));
+  }
+  mz_free(doubt);
+  return num;
+}
+
+/* The bits of the CPU, which are those of the C library; behind the last
+ * element nothing is written. */
+static void check_normals(sides_t *sides, uint64_t first, int64_t n,
+                          double scale)
+{
+  dual_t out = dual_random(sides, MZ_F32, n + 3, 1);
+  dual_t doubt = dual_zeros(sides, MZ_I32, n + 1);
+  mz_normals_t cpu = {.random =
+                          mz_random_make(17, 0x89abcdefu, MZ_PURPOSE_INIT, 3),
+                      .first = first,
+                      .n = n,
+                      .scale = scale,
+                      .out = out.cpu,
+                      .doubt = doubt.cpu};
+  mz_normals_t cuda = cpu;
+  int32_t num;
+  bool good;
+  char text[96];
+
+  cuda.out = out.cuda;
+  cuda.doubt = doubt.cuda;
+  RUN_BOTH(sides, normals, &cpu, &cuda);
+  num = mend_normals(sides, &cuda, &out);
+  snprintf(text, sizeof text, "normals %lld from %llu, scale %g: %ld in doubt",
+           (long long)n, (unsigned long long)first, scale, (long)num);
+  good = num <= 10 + n / 10000 &&
+         memcmp(dual_read(sides, &out), out.cpu, 4 * (size_t)(n + 3)) == 0;
+  compare(sides, text, &out, good ? 0 : -1); /* bits, and few in doubt */
+}
+
+static void check_all_normals(sides_t *sides)
+{
+  for (int64_t n = 0; n < 12; n++)
+    check_normals(sides, (uint64_t)(n % 5), n, 1);
+  check_normals(sides, 1021, 40003, 0.02);
+  check_normals(sides, UINT64_C(0x3ffffffff), 70001, 1e-38);
+  if (!sides_skip(sides, 16 << 20, 0)) check_normals(sides, 0, 16 << 20, 0.02);
+}
+
 void check_optim(sides_t *sides)
 {
   static const mz_dtype_t types[] = {MZ_F32, MZ_BF16, MZ_F16};
 
   check_stretches(sides);
   check_shards(sides);
+  check_all_normals(sides);
   for (int i = 0; i < 3; i++) {
     check_convert(sides, types[i], 0, 0);
     check_convert(sides, types[i], 1, 0);
