@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The room for saved expert rows changes no gradient: TINY with pools of 1.0,
- * 1.25 and the worst case, and one of a quarter, in which most layers send
- * their rows again. Usage: rank_pools [KEY=VALUE]... Prints a line a pool; exit
- * code 0: all agree. */
+ * 1.25 and the worst case, one of a quarter, in which most layers send their
+ * rows again, and one between them. Usage: rank_pools [ragged] [KEY=VALUE]...
+ * With ragged every second micro-batch is half as large: its rows may be saved
+ * where those of the others are not. Prints a line a pool; exit code 0: all
+ * agree. */
 #include "tiny.h"
 
 #include "base/alloc.h"
 #include "base/check.h"
 
 #include <stdio.h>
+#include <string.h>
 
 enum { MAX_ALL = 24, EXPERTS = 4 };
 
 /* Rows of a rank at most: every token of every rank, all choices. */
-static const double pools[] = {1.0, 1.25, EXPERTS, 0.25};
+static const double pools[] = {1.0, 1.25, EXPERTS, 0.25, 0.65};
 
 enum { NUM_POOLS = sizeof pools / sizeof *pools };
 
@@ -21,6 +24,7 @@ enum { NUM_POOLS = sizeof pools / sizeof *pools };
 static const double bound = 1e-5;
 
 static int me;
+static bool ragged;
 
 static mz_status_t gradients(const char *const *given, int num, double pool,
                              tiny_run_t *run)
@@ -37,6 +41,7 @@ static mz_status_t gradients(const char *const *given, int num, double pool,
   snprintf(saved, sizeof saved, "moe.saved_rows=%g", pool);
   all[num] = saved;
   MZ_TRY_GOTO(st, tiny_create(all, num + 1, MPI_COMM_WORLD, &tiny), done);
+  tiny.ragged = ragged;
   MZ_TRY_GOTO(st, tiny_step(&tiny, &result), done);
   run->num_steps = 1;
   run->loss[0] = result.loss;
@@ -79,12 +84,15 @@ done:
 
 int main(int argc, char **argv)
 {
-  int provided;
+  int provided, first = 1;
   bool good;
 
   MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &provided);
   MPI_Comm_rank(MPI_COMM_WORLD, &me);
-  if (run_all((const char *const *)argv + 1, argc - 1, &good) != MZ_OK) {
+  ragged = argc > 1 && strcmp(argv[1], "ragged") == 0;
+  first += ragged;
+  if (run_all((const char *const *)argv + first, argc - first, &good) !=
+      MZ_OK) {
     fprintf(stderr, "rank %d: %s\n", me, mz_error_last());
     good = false;
   }

@@ -179,8 +179,8 @@ static mz_status_t fill_batch(const tiny_t *tiny, batch_t *b)
                              .sequences = b->sequences,
                              .max_sequences = b->sequences};
   for (int64_t j = 0; j < a; j++) {
-    b->sequences[j] = (int32_t)m;
-    for (int64_t i = 0; i < m; i++)
+    b->sequences[j] = (int32_t)(tiny->ragged && j % 2 ? (m + 1) / 2 : m);
+    for (int64_t i = 0; i < b->sequences[j]; i++)
       fill_row(tiny, b, j * m + i,
                tiny->first_sample + j * m * size + rank * m + i);
   }

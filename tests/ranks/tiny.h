@@ -47,6 +47,7 @@ typedef struct tiny {
   MPI_Comm comm;
   /* what a test may set before a step */
   int64_t first_sample; /* of the global batch */
+  bool ragged;          /* every second micro-batch has half of the sequences */
   int32_t (*token)(int64_t step, int64_t sample, int64_t t); /* NULL: ours */
 } tiny_t;
 

@@ -174,6 +174,10 @@ Test(layouts, gradients_are_equal_whatever_the_pool)
   expect_pools(1, "moe.aux_loss=load_balancing moe.aux_loss_coef=0.01");
   expect_pools(4, "moe.ep_size=4 zero_optimization.stage=3");
   expect_pools(4, "moe.ep_size=2 zero_optimization.stage=2 " TO_FIRST);
+  expect_pools(1, "ragged gradient_accumulation_steps=4 train_batch_size=16 "
+                  "moe.k=2");
+  expect_pools(2, "ragged gradient_accumulation_steps=4 train_batch_size=32 "
+                  "moe.k=2 moe.ep_size=2 model.architecture=llama");
 }
 
 /* As with an MPI that does not take a GPU's memory. */
