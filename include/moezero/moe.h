@@ -61,8 +61,8 @@ typedef struct mz_expert_rows {
  * the layer with mz_decl_expert_tensor. Weights of expert j of the run:
  * call->weights[first + window->first_expert + j], an array of consecutive
  * pointers; gradients likewise, with call->accumulate: 0 until the expert has
- * had rows since its gradient began, in whichever round they come; without rows
- * it is then zeroed.
+ * had rows since its gradient began, in whichever round they come: then
+ * backward writes it, where there are no rows with zeros.
  */
 typedef struct mz_expert_ops {
   const char *name; /* for the start-up print; borrowed until the layer's end */
@@ -76,7 +76,8 @@ typedef struct mz_expert_ops {
   mz_status_t (*backward)(void *self, const mz_call_t *call,
                           const mz_expert_rows_t *rows);
   /** Adds to the gradients, behind backward and while dx travels. The rows are
-   * as backward left them, without dx (NULL). May be NULL. */
+   * as backward left them, without dx (NULL); weights are there. May be NULL.
+   */
   mz_status_t (*backward_weights)(void *self, const mz_call_t *call,
                                   const mz_expert_rows_t *rows);
   /** Multiply-adds of one row, forward. */

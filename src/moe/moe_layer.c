@@ -300,6 +300,7 @@ static mz_status_t declare_wgrad(const mz_moe_layer_t *l, mz_decl_t *decl)
   const mz_moe_round_t *round = &l->round[MZ_BACKWARD];
   mz_compute_opts_t wgrad = {.name = "experts_wgrad",
                              .fn = mz_moe_experts_wgrad,
+                             .expert_weights = l->expert_tensors,
                              .expert_grads = l->expert_tensors};
 
   if (!l->expert.backward_weights) return MZ_OK;

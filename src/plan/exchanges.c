@@ -2,7 +2,8 @@
 /* Exchanges of runs, which travel while something else is computed.
  *
  * The rounds of a run begin with dispatches and end with returns, behind which
- * there may be steps that touch nothing of what travels (gradients of weights).
+ * there may be steps (gradients of weights) that touch nothing of what the
+ * returns send, nor of the token side.
  * `ahead` runs of a MoE have their own exchanged buffers, so with runs 0, 1,
  * ... in the order of the walk:
  *
@@ -28,8 +29,9 @@
  * Of two dispatches under way the later starts when the other has arrived
  * (train/routing.c): the experts that compute first need one of them only.
  *
- * In rounds after the first only the return travels under a dispatch: their
- * number is known from the counts alone, and they are for skewed layers. */
+ * In rounds after the first a return travels under a dispatch, and under the
+ * steps behind it, but no dispatch ahead: how many rounds there are is known
+ * from the counts alone, and they are for skewed layers. */
 #include "plan/sketch.h"
 
 #include "base/alloc.h"

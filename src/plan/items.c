@@ -96,7 +96,7 @@ static void note_grad(mz_sketch_t *s, int32_t set)
 }
 
 static mz_status_t note_needs(mz_sketch_t *s, const mz_step_t *step,
-                              int32_t run)
+                              int32_t run, bool in_round)
 {
   const mz_compute_opts_t *c = &step->compute;
   mz_item_t *it = &s->items[s->num_items - 1];
@@ -113,8 +113,11 @@ static mz_status_t note_needs(mz_sketch_t *s, const mz_step_t *step,
     s->contributed[c->grads[i]] = 1;
     note_grad(s, s->set_of_unit[p->unit_tensors[place].unit]);
   }
-  MZ_REQUIRE((!c->expert_weights && !c->expert_grads) || run >= 0, MZ_ERR_ARG,
+  MZ_REQUIRE(!c->expert_weights || run >= 0, MZ_ERR_ARG,
              "step %s uses experts outside of a run", c->name);
+  MZ_REQUIRE(!c->expert_grads || in_round, MZ_ERR_ARG,
+             "step %s adds to gradients of experts outside of a round",
+             c->name);
   if (c->expert_weights)
     need(it->weights, &it->num_weights, s->set_of_run[run]);
   if (c->expert_grads && s->train) note_grad(s, s->set_of_run[run]);
@@ -152,18 +155,20 @@ static mz_status_t add_counts(mz_sketch_t *s, const mz_step_t *step)
 }
 
 static mz_status_t add_compute(mz_sketch_t *s, const mz_step_t *step,
-                               mz_pass_t pass, int32_t index, int32_t run)
+                               mz_pass_t pass, int32_t index, int32_t run,
+                               bool in_round)
 {
   mz_op_t op = {.kind = MZ_OP_COMPUTE,
                 .layer = step->layer,
                 .step = index,
                 .pass = (int32_t)pass,
                 .moe = run >= 0 ? s->plan->runs[run].moe : -1,
-                .run = run};
+                .run = run,
+                .flag = in_round};
 
   if (!(step->compute.modes & (s->train ? MZ_IN_TRAIN : MZ_IN_EVAL)))
     return MZ_OK;
-  MZ_TRY(note_needs(s, step, run));
+  MZ_TRY(note_needs(s, step, run, in_round));
   return MZ_TRACE(mz_sketch_op(s, op));
 }
 
@@ -217,7 +222,7 @@ static mz_status_t add_steps(mz_sketch_t *s, const place_t *place,
 
     switch (step->kind) {
     case MZ_STEP_COMPUTE:
-      MZ_TRY(add_compute(s, step, place->pass, i, place->run));
+      MZ_TRY(add_compute(s, step, place->pass, i, place->run, rounds > 0));
       break;
     case MZ_STEP_COUNTS:
       MZ_TRY(add_counts(s, step));

@@ -211,8 +211,9 @@ typedef struct mz_op {
   int32_t first_unit, num_units; /* PREPARE, RELEASE, ADAMW */
   int32_t weights, grads;        /* PREPARE: plan buffers; -1: not changed,
                                     -2: the region (alias) */
-  bool flag;                     /* BRANCH; POST of a token entry: of the round
-                                    at work, else of its run's first */
+  bool flag;                     /* BRANCH; COMPUTE: in a round; POST of a token
+                                    entry: of the round at work, else of its
+                                    run's first */
   int32_t jump;
 } mz_op_t;
 

@@ -22,7 +22,7 @@ static mz_status_t compute(mz_engine_t *e, const mz_op_t *op)
 
   e->call.layer = op->layer;
   e->call.moe = moe >= 0 ? &e->moes[moe].call : NULL;
-  e->call.window = op->run >= 0 ? &e->window : NULL;
+  e->call.window = op->flag ? &e->window : NULL;
   if (moe >= 0) mz_routing_point_pool(e, moe);
   return MZ_TRACE(c->fn(&e->call, layer->opts.self));
 }

@@ -121,10 +121,12 @@ static void check_activations(void)
   b.da = da.half;
   RUN_BOTH(swiglu, a, b);
   expect_rounded("swiglu", &out);
+  a.a = da.full; /* the gradient's place */
+  b.a = da.half;
   RUN_BOTH(swiglu_grad, a, b);
   expect_rounded("dgate", &gate);
   expect_rounded("dup", &up);
-  expect_rounded("a again", &out);
+  expect_rounded("a again", &da);
 }
 
 /* --- attention: 4 sequences, 6 heads of 12, 2 key/value heads --- */

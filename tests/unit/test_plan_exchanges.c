@@ -247,8 +247,12 @@ static void step(model_t *m, const char *name, int32_t reads, int32_t writes)
   MUST(mz_decl_compute(m->decl, MZ_FORWARD, &c));
 }
 
-/* route, counts, beside, runs { dispatch, experts, return }, behind, combine */
-static model_t own_model(bool experts_read_send)
+/* What a step behind the return writes, if there is one. */
+typedef enum later { NO_STEP, OWN, RETURNED, SENT } later_t;
+
+/* route, counts, beside, runs { dispatch, experts, return, weights }, behind,
+ * combine */
+static model_t own_model(bool experts_read_send, later_t later)
 {
   model_t m = {0};
   mz_tensor_opts_t t = {.name = "weight", .ndim = 1, .shape = {4}};
@@ -274,6 +278,11 @@ static model_t own_model(bool experts_read_send)
       mz_decl_exchange(m.decl, MZ_FORWARD, m.moe, MZ_DISPATCH, m.send, m.recv));
   step(&m, "experts", experts_read_send ? m.send : m.recv, m.ret);
   MUST(mz_decl_exchange(m.decl, MZ_FORWARD, m.moe, MZ_RETURN, m.ret, m.send));
+  if (later != NO_STEP)
+    step(&m, "weights", -1,
+         later == OWN        ? m.own
+         : later == RETURNED ? m.ret
+                             : m.send);
   MUST(mz_decl_end(m.decl, MZ_FORWARD));
   MUST(mz_decl_end(m.decl, MZ_FORWARD));
   step(&m, "behind", m.own, m.own);
@@ -319,12 +328,37 @@ static void expect_spelt(model_t m, int64_t chunks, const char *wanted)
 }
 
 /* r route, c C counts, b beside and behind, d D dispatch, t T return, e
- * experts; posted in small letters, awaited in capitals. A second round posts
- * its dispatch and waits for the return before it. */
+ * experts, w weights; posted in small letters, awaited in capitals. A second
+ * round posts its dispatch and waits for the return before it. */
 Test(plan_exchanges, steps_beside_the_experts_run_under_the_exchange)
 {
-  expect_spelt(own_model(false), 1, "rcCdb{?dTDet}bTc");
-  expect_spelt(own_model(false), 2, "rcCddb{?dTDet}{?dTDet}bTTc");
+  expect_spelt(own_model(false, NO_STEP), 1, "rcCdb{?dTDet}bTc");
+  expect_spelt(own_model(false, NO_STEP), 2, "rcCddb{?dTDet}{?dTDet}bTTc");
+}
+
+Test(plan_exchanges, rows_return_under_a_step_behind_them)
+{
+  expect_spelt(own_model(false, OWN), 1, "rcCdb{?dTDetw}bTc");
+  expect_spelt(own_model(false, OWN), 2, "rcCddb{?dTDetw}{?dTDetw}bTTc");
+}
+
+/* Whether an expert had rows is known of a round. */
+Test(plan_exchanges, gradients_of_experts_outside_of_rounds_are_refused)
+{
+  model_t m = own_model(false, NO_STEP);
+  mz_plan_opts_t opts = tiny_opts(2, 0, 0);
+  mz_compute_opts_t weights = {
+      .name = "weights", .fn = no_step, .expert_grads = true};
+  mz_plan_t *p = NULL;
+
+  MUST(mz_decl_runs(m.decl, MZ_BACKWARD, m.moe));
+  MUST(mz_decl_compute(m.decl, MZ_BACKWARD, &weights));
+  MUST(mz_decl_end(m.decl, MZ_BACKWARD));
+  cr_assert_eq(mz_plan_create(m.decl, &opts, &p), MZ_ERR_ARG);
+  cr_expect(strstr(mz_error_message(), "weights adds to gradients of experts "
+                                       "outside of a round"),
+            "%s", mz_error_message());
+  mz_decl_destroy(&m.decl);
 }
 
 Test(plan_exchanges, nothing_overlaps_without_chunks)
@@ -337,11 +371,13 @@ Test(plan_exchanges, nothing_overlaps_without_chunks)
 
   cr_expect_lt(awaited(t.plan, MZ_BACKWARD, MZ_RETURN, run), weights);
   tiny_destroy(&t);
-  expect_spelt(own_model(false), 0, "rcCb{dDetT}bc");
+  expect_spelt(own_model(false, NO_STEP), 0, "rcCb{dDetT}bc");
 }
 
 /* What experts touch themselves travels where it is declared. */
 Test(plan_exchanges, nothing_travels_ahead_of_a_step_that_touches_it)
 {
-  expect_spelt(own_model(true), 2, "rcCb{dDetT}{dDetT}bc");
+  expect_spelt(own_model(false, RETURNED), 2, "rcCb{dDetTw}{dDetTw}bc");
+  expect_spelt(own_model(false, SENT), 2, "rcCb{dDetTw}{dDetTw}bc");
+  expect_spelt(own_model(true, NO_STEP), 2, "rcCb{dDetT}{dDetT}bc");
 }
