@@ -10,24 +10,35 @@ enum { THREADS = 256 };
 struct mz_cuda_attention {
   mz_cuda_cudnn_t *cudnn; /* NULL: there is none */
   bool own_only;
+  int shared; /* bytes that a block may have */
 };
+
+static mz_status_t shared_of_card(int *bytes_out)
+{
+  int device;
+
+  MZ_CUDA(cudaGetDevice(&device));
+  MZ_CUDA(cudaDeviceGetAttribute(
+      bytes_out, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return MZ_OK;
+}
 
 mz_status_t mz_cuda_attention_create(const mz_kernels_t *kernels,
                                      mz_cuda_attention_t **out)
 {
   mz_cuda_attention_t *attention = NULL;
 
-  MZ_TRY(mz_new(1, "forms of attention", &attention));
-  if (kernels->dtype == MZ_BF16) {
-    mz_status_t st = mz_cuda_cudnn_create(&attention->cudnn);
+  mz_status_t st;
 
-    if (st != MZ_OK) {
-      mz_cuda_attention_destroy(attention);
-      return MZ_TRACE(st);
-    }
-  }
-  *out = attention;
-  return MZ_OK;
+  MZ_TRY(mz_new(1, "forms of attention", &attention));
+  st = shared_of_card(&attention->shared);
+  if (st == MZ_OK && kernels->dtype == MZ_BF16)
+    st = mz_cuda_cudnn_create(&attention->cudnn);
+  if (st != MZ_OK)
+    mz_cuda_attention_destroy(attention);
+  else
+    *out = attention;
+  return MZ_TRACE(st);
 }
 
 void mz_cuda_attention_destroy(mz_cuda_attention_t *attention)
@@ -115,7 +126,8 @@ mz_status_t mz_cuda_check_heads(int32_t batch, int32_t sequence, int32_t heads,
   return MZ_OK;
 }
 
-static mz_status_t heads_of(const mz_attention_t *a, mz_cuda_heads_t *h)
+static mz_status_t heads_of(const mz_kernels_t *kernels,
+                            const mz_attention_t *a, mz_cuda_heads_t *h)
 {
   int64_t ld;
 
@@ -133,6 +145,7 @@ static mz_status_t heads_of(const mz_attention_t *a, mz_cuda_heads_t *h)
   h->ld = ld;
   h->ldo = (int64_t)a->heads * a->head_width;
   h->scale = (float)(1.0 / sqrt((double)a->head_width));
+  h->shared = mz_cuda_state(kernels)->attention->shared;
   h->qkv = a->qkv;
   h->out = a->out;
   h->lse = a->lse;
@@ -160,7 +173,7 @@ extern "C" mz_status_t mz_k_attention_cuda(const mz_kernels_t *kernels,
   mz_cuda_heads_t h;
   bool served;
 
-  MZ_TRY(heads_of(a, &h));
+  MZ_TRY(heads_of(kernels, a, &h));
   if (h.batch == 0) return MZ_OK;
   MZ_TRY(try_cudnn(kernels, &h, false, on, &served));
   if (served) return MZ_OK;
@@ -177,7 +190,7 @@ extern "C" mz_status_t mz_k_attention_grad_cuda(const mz_kernels_t *kernels,
   mz_cuda_heads_t h;
   bool served;
 
-  MZ_TRY(heads_of(&a->forward, &h));
+  MZ_TRY(heads_of(kernels, &a->forward, &h));
   h.dout = a->dout;
   h.dqkv = a->dqkv;
   h.delta = a->delta;
@@ -197,13 +210,23 @@ extern "C" void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on)
   mz_cuda_state(kernels)->attention->own_only = on != 0;
 }
 
+extern "C" mz_status_t mz_cuda_attention_shared(mz_kernels_t *kernels,
+                                                int bytes)
+{
+  int *shared = &mz_cuda_state(kernels)->attention->shared;
+
+  if (bytes == 0) return MZ_TRACE(shared_of_card(shared));
+  *shared = bytes;
+  return MZ_OK;
+}
+
 extern "C" const char *mz_cuda_attention_form(const mz_kernels_t *kernels,
                                               const mz_attention_t *a, int grad)
 {
   const mz_cuda_attention_t *attention = mz_cuda_state(kernels)->attention;
   mz_cuda_heads_t h;
 
-  if (heads_of(a, &h) != MZ_OK) return "none";
+  if (heads_of(kernels, a, &h) != MZ_OK) return "none";
   if (attention->cudnn && !attention->own_only &&
       mz_cuda_cudnn_serves(kernels, attention->cudnn, &h, grad != 0))
     return mz_cuda_cudnn_name(attention->cudnn);

@@ -34,6 +34,7 @@ typedef struct mz_cuda_heads {
   int batch, sequence, heads, kv_heads, group, width; /* B S A G A/G D */
   int64_t ld, ldo; /* elements from one token to the next in qkv and in out */
   float scale;     /* 1 / sqrt(D) */
+  int shared;      /* bytes of shared memory that a block may have */
   const void *qkv;
   void *out;
   float *lse;

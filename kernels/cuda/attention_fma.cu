@@ -12,10 +12,13 @@
 
 enum { SIDE = 16, THREADS = SIDE * SIDE };
 
-/* W: the head width the tiles have room for. LD is odd: no bank conflicts down
- * a column. */
-template <int W_> struct shape {
-  enum { W = W_, TILE = W_ > 128 ? 32 : 64, R = TILE / SIDE, C = W_ / SIDE };
+/* W: the head width the tiles have room for; HALF: tiles of half as many rows,
+ * for cards whose blocks have little shared memory (99 KiB, where the GPUs of
+ * large machines have 163 and more). LD is odd: no bank conflicts down a
+ * column. */
+template <int W_, bool HALF> struct shape {
+  enum { W = W_, TILE = (W_ > 128 ? 32 : 64) / (HALF ? 2 : 1) };
+  enum { R = TILE / SIDE, C = W_ / SIDE };
   enum { LD = W_ + 1, LDP = TILE + 1, ROWS = TILE * LD, SCORES = TILE * LDP };
 };
 
@@ -177,10 +180,9 @@ static __device__ void softmax_tile(float (&s)[S::R][S::R],
   }
 }
 
-template <int W, typename T>
+template <typename S, typename T>
 static __global__ void __launch_bounds__(THREADS) forward(mz_cuda_heads_t h)
 {
-  typedef shape<W> S;
   extern __shared__ __align__(16) float shared[];
   float *query = shared, *other = query + S::ROWS, *scores = other + S::ROWS;
   const T *qkv = (const T *)h.qkv;
@@ -253,10 +255,9 @@ grad_tile(const float *query, const float *key, const float *dout,
   }
 }
 
-template <int W, typename T>
+template <typename S, typename T>
 static __global__ void __launch_bounds__(THREADS) grad_keys(mz_cuda_heads_t h)
 {
-  typedef shape<W> S;
   extern __shared__ __align__(16) float shared[];
   float *key = shared, *value = key + S::ROWS, *query = value + S::ROWS;
   float *dout = query + S::ROWS, *probs = dout + S::ROWS;
@@ -298,11 +299,10 @@ static __global__ void __launch_bounds__(THREADS) grad_keys(mz_cuda_heads_t h)
                 keys, h.width, dv, one, p);
 }
 
-template <int W, typename T>
+template <typename S, typename T>
 static __global__ void __launch_bounds__(THREADS)
     grad_queries(mz_cuda_heads_t h)
 {
-  typedef shape<W> S;
   extern __shared__ __align__(16) float shared[];
   float *key = shared, *value = key + S::ROWS, *query = value + S::ROWS;
   float *dout = query + S::ROWS, *dscores = dout + S::ROWS;
@@ -349,6 +349,9 @@ static mz_status_t launch(kernel_t kernel, const char *name, int64_t floats,
 
   MZ_REQUIRE(blocks <= INT32_MAX, MZ_ERR_OVERFLOW, "%s: %" PRId64 " blocks",
              name, blocks);
+  MZ_REQUIRE(bytes <= h->shared, MZ_ERR_UNSUPPORTED,
+             "%s: %d bytes of shared memory, this GPU has %d for a block", name,
+             bytes, h->shared);
   MZ_CUDA(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<(unsigned)blocks, THREADS, (size_t)bytes, stream>>>(*h);
@@ -356,19 +359,35 @@ static mz_status_t launch(kernel_t kernel, const char *name, int64_t floats,
   return MZ_OK;
 }
 
-template <int W, typename T>
-static mz_status_t run(const mz_cuda_heads_t *h, bool grad, cudaStream_t stream)
+/* The most floats that a kernel of a shape has. */
+template <typename S> static constexpr int64_t most_floats(void)
 {
-  typedef shape<W> S;
+  return 4 * S::ROWS + 2 * S::SCORES;
+}
+
+template <typename S, typename T>
+static mz_status_t run_shape(const mz_cuda_heads_t *h, bool grad,
+                             cudaStream_t stream)
+{
   int64_t tiles = mz_div_up(h->sequence, S::TILE) * h->batch;
 
   if (!grad)
-    return launch(forward<W, T>, "attention", 2 * S::ROWS + S::SCORES,
+    return launch(forward<S, T>, "attention", 2 * S::ROWS + S::SCORES,
                   tiles * h->heads, h, stream);
-  MZ_TRY(launch(grad_keys<W, T>, "attention_grad of keys",
-                4 * S::ROWS + 2 * S::SCORES, tiles * h->kv_heads, h, stream));
-  return launch(grad_queries<W, T>, "attention_grad of queries",
+  MZ_TRY(launch(grad_keys<S, T>, "attention_grad of keys", most_floats<S>(),
+                tiles * h->kv_heads, h, stream));
+  return launch(grad_queries<S, T>, "attention_grad of queries",
                 4 * S::ROWS + S::SCORES, tiles * h->heads, h, stream);
+}
+
+/* The width decides and the card, forward and backward alike. */
+template <int W, typename T>
+static mz_status_t run(const mz_cuda_heads_t *h, bool grad, cudaStream_t stream)
+{
+  if constexpr (W > 64)
+    if (most_floats<shape<W, false>>() * 4 > h->shared)
+      return run_shape<shape<W, true>, T>(h, grad, stream);
+  return run_shape<shape<W, false>, T>(h, grad, stream);
 }
 
 template <typename T>

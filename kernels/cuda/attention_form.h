@@ -14,6 +14,11 @@ extern "C" {
  * create. A backward may follow a forward of the other kind. */
 void mz_cuda_attention_own_only(mz_kernels_t *kernels, int on);
 
+/** From now on blocks have at most so many bytes of shared memory, as on
+ * another card; 0: those of this one, as after create. @return MZ_OK,
+ * MZ_ERR_CUDA. */
+mz_status_t mz_cuda_attention_shared(mz_kernels_t *kernels, int bytes);
+
 /** "cuDNN 9.14.0", "tensor cores" or "plain": what serves a shape (batch > 0;
  * of the pointers only the alignment counts), "none" for one that no form
  * takes. cuDNN is asked at the first call of a shape; before that the answer is

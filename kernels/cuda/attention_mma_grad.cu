@@ -24,11 +24,14 @@ template <int W_, int M_, int WARPS_, int WALK_, int N_> struct shape {
   enum { HELD = BLOCK * W_ * 2, TILE = WALK_ * W_ * 2, STATS = WALK_ * 4 };
 };
 
-/* dk and dv: a tile of the walk is queries, dout, lse, delta. */
-template <int W> struct keys_shape;
-template <> struct keys_shape<64> : shape<64, 2, 4, 64, 4> {
+/* dk and dv: a tile of the walk is queries, dout, lse, delta. LITTLE: for cards
+ * whose blocks have 99 KiB of shared memory. */
+template <int W, bool LITTLE> struct keys_shape;
+template <bool LITTLE> struct keys_shape<64, LITTLE> : shape<64, 2, 4, 64, 4> {
 };
-template <> struct keys_shape<128> : shape<128, 1, 8, 64, 8> {
+template <> struct keys_shape<128, false> : shape<128, 1, 8, 64, 8> {
+};
+template <> struct keys_shape<128, true> : shape<128, 1, 8, 32, 4> {
 };
 /* dq: a tile of the walk is keys, values. */
 template <int W> struct queries_shape;
@@ -118,11 +121,11 @@ add_queries(float (&dk)[S::M][S::W / 8][4], float (&dv)[S::M][S::W / 8][4],
   }
 }
 
-template <int W>
-static __global__ void __launch_bounds__(keys_shape<W>::THREADS)
+template <typename S>
+static __global__ void __launch_bounds__(S::THREADS)
     grad_keys(mz_cuda_heads_t h)
 {
-  typedef keys_shape<W> S;
+  const int W = S::W;
   const int BUFFER = 2 * S::TILE + 2 * S::STATS;
   extern __shared__ __align__(256) char shared[];
   const uint32_t key = mz_shared_at(shared), value = key + S::HELD;
@@ -269,6 +272,11 @@ static __global__ void __launch_bounds__(queries_shape<W>::THREADS, 2)
 
 /* --- launches --- */
 
+template <typename K> static constexpr int keys_bytes(void)
+{
+  return 2 * K::HELD + 4 * K::TILE + 4 * K::STATS;
+}
+
 template <typename S>
 static mz_status_t launch(void (*kernel)(mz_cuda_heads_t), const char *name,
                           int bytes, int heads, const mz_cuda_heads_t *h,
@@ -278,6 +286,9 @@ static mz_status_t launch(void (*kernel)(mz_cuda_heads_t), const char *name,
 
   MZ_REQUIRE(blocks <= INT32_MAX, MZ_ERR_OVERFLOW, "%s: %" PRId64 " blocks",
              name, blocks);
+  MZ_REQUIRE(bytes <= h->shared, MZ_ERR_UNSUPPORTED,
+             "%s: %d bytes of shared memory, this GPU has %d for a block", name,
+             bytes, h->shared);
   MZ_CUDA(cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   kernel<<<(unsigned)blocks, S::THREADS, (size_t)bytes, stream>>>(*h);
@@ -285,15 +296,23 @@ static mz_status_t launch(void (*kernel)(mz_cuda_heads_t), const char *name,
   return MZ_OK;
 }
 
+template <typename K>
+static mz_status_t run_keys(const mz_cuda_heads_t *h, cudaStream_t stream)
+{
+  return launch<K>(grad_keys<K>, "attention_grad of keys on tensor cores",
+                   keys_bytes<K>(), h->kv_heads, h, stream);
+}
+
 template <int W>
 static mz_status_t run(const mz_cuda_heads_t *h, cudaStream_t stream)
 {
-  typedef keys_shape<W> K;
+  typedef keys_shape<W, false> K;
   typedef queries_shape<W> Q;
 
-  MZ_TRY(launch<K>(grad_keys<W>, "attention_grad of keys on tensor cores",
-                   2 * K::HELD + 4 * K::TILE + 4 * K::STATS, h->kv_heads, h,
-                   stream));
+  if (keys_bytes<K>() > h->shared)
+    MZ_TRY((run_keys<keys_shape<W, true>>(h, stream)));
+  else
+    MZ_TRY(run_keys<K>(h, stream));
   return launch<Q>(grad_queries<W>, "attention_grad of queries on tensor cores",
                    2 * Q::HELD + 4 * Q::TILE, h->heads, h, stream);
 }
