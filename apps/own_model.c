@@ -588,7 +588,8 @@ int main(int argc, char **argv)
   st = run(&p, argc - 1, argv + 1);
   if (st != MZ_OK && p.rank == 0)
     fprintf(stderr, "own_model: %s\n", mz_error_last());
-  if (st == MZ_ERR_PEER) MPI_Abort(MPI_COMM_WORLD, 1);
+  if (st == MZ_ERR_PEER || st == MZ_ERR_MPI || st == MZ_ERR_CUDA)
+    MPI_Abort(MPI_COMM_WORLD, 1);
   mz_engine_destroy(&p.engine);
   mz_decl_destroy(&p.decl);
   mz_config_destroy(&p.config);

@@ -279,18 +279,57 @@ mz_status_t mz_decl_compute(mz_decl_t *decl, mz_pass_t pass,
   return MZ_TRACE(add_step(decl, pass, step));
 }
 
+/* A layer has one MoE: what its steps see depends on it. */
 static mz_status_t add_moe_step(mz_decl_t *d, mz_pass_t pass, mz_step_t step)
 {
   MZ_REQUIRE(step.moe >= 0 && step.moe < d->num_moes, MZ_ERR_ARG, "no MoE %d",
              step.moe);
-  return MZ_TRACE(add_step(d, pass, step));
+  MZ_TRY(add_step(d, pass, step));
+  for (int p = 0; p < 2; p++) {
+    const mz_layer_t *layer = &d->layers[d->num_layers - 1];
+
+    for (int32_t i = 0; i < layer->num[p]; i++) {
+      int32_t other = d->steps[p][layer->first[p] + i].moe;
+
+      MZ_REQUIRE(other < 0 || other == step.moe, MZ_ERR_ARG,
+                 "layer %s has the MoEs %s and %s, one is possible",
+                 layer->opts.name, d->moes[other].name, d->moes[step.moe].name);
+    }
+  }
+  return MZ_OK;
+}
+
+static mz_status_t check_buffer(const mz_decl_t *d, const char *what,
+                                int32_t buffer, mz_rows_t kind, int32_t moe)
+{
+  static const char *const kinds[] = {"FIXED", "TOKENS", "ROUND", "POOL"};
+  const mz_decl_buffer_t *b;
+
+  MZ_REQUIRE(buffer >= 0 && buffer < d->num_buffers, MZ_ERR_ARG,
+             "%s: no buffer %d", what, buffer);
+  b = &d->buffers[buffer];
+  MZ_REQUIRE(b->kind == kind && (kind != MZ_ROWS_ROUND || b->moe == moe),
+             MZ_ERR_ARG, "%s: buffer %s is MZ_ROWS_%s, needed is MZ_ROWS_%s%s",
+             what, b->name, kinds[b->kind], kinds[kind],
+             kind == MZ_ROWS_ROUND ? " of the same MoE" : "");
+  return MZ_OK;
 }
 
 mz_status_t mz_decl_counts(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
                            int32_t counts)
 {
   mz_step_t step = {.kind = MZ_STEP_COUNTS, .moe = moe, .counts = counts};
-  return MZ_TRACE(add_moe_step(decl, pass, step));
+  const mz_decl_buffer_t *b;
+
+  MZ_TRY(check_buffer(decl, "counts", counts, MZ_ROWS_FIXED, moe));
+  MZ_TRY(add_moe_step(decl, pass, step));
+  b = &decl->buffers[counts];
+  MZ_REQUIRE(b->dtype == MZ_I32 && b->width >= decl->moes[moe].opts.num_experts,
+             MZ_ERR_SHAPE,
+             "counts: buffer %s has %" PRId64 " %s a row, needed are %d int32",
+             b->name, b->width, b->dtype == MZ_I32 ? "int32" : "other numbers",
+             decl->moes[moe].opts.num_experts);
+  return MZ_OK;
 }
 
 mz_status_t mz_decl_runs(mz_decl_t *decl, mz_pass_t pass, int32_t moe)
@@ -328,10 +367,11 @@ mz_status_t mz_decl_exchange(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
                     .send = send,
                     .recv = recv};
   const mz_decl_buffer_t *a, *b;
+  bool out = direction == MZ_DISPATCH;
 
-  MZ_REQUIRE(send >= 0 && send < decl->num_buffers && recv >= 0 &&
-                 recv < decl->num_buffers && send != recv,
-             MZ_ERR_ARG, "exchange between buffers %d and %d", send, recv);
+  MZ_TRY(
+      check_buffer(decl, "exchange", out ? send : recv, MZ_ROWS_TOKENS, moe));
+  MZ_TRY(check_buffer(decl, "exchange", out ? recv : send, MZ_ROWS_ROUND, moe));
   a = &decl->buffers[send];
   b = &decl->buffers[recv];
   MZ_REQUIRE(a->width == b->width && a->dtype == b->dtype, MZ_ERR_SHAPE,

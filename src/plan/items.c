@@ -124,8 +124,6 @@ static mz_status_t note_needs(mz_sketch_t *s, const mz_step_t *step,
   return MZ_OK;
 }
 
-static int32_t last_moe(const mz_plan_t *p) { return p->num_moes - 1; }
-
 static mz_status_t add_counts(mz_sketch_t *s, const mz_step_t *step)
 {
   mz_plan_t *p = s->plan;
@@ -150,7 +148,8 @@ static mz_status_t add_counts(mz_sketch_t *s, const mz_step_t *step)
                   .run = -1};
     MZ_TRY(mz_sketch_op(s, op));
   }
-  s->items[s->num_items - 1].last_counts = step->moe == last_moe(p);
+  for (int64_t i = 0; i < s->num_items; i++)
+    s->items[i].last_counts = i == s->num_items - 1;
   return MZ_OK;
 }
 

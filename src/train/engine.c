@@ -137,6 +137,25 @@ static mz_status_t take_data(mz_engine_t *e, const mz_step_data_t *data,
       e->plan->buffers[e->plan->data].bytes, e->device->stream));
 }
 
+static mz_status_t check_data(const mz_engine_t *e, const mz_step_data_t *data)
+{
+  const mz_plan_opts_t *o = &e->plan->opts;
+
+  MZ_REQUIRE(data->num_micro >= 1 && data->num_micro <= o->accumulation,
+             MZ_ERR_ARG, "%d micro-batches, planned are %" PRId64,
+             data->num_micro, o->accumulation);
+  for (int32_t j = 0; j < data->num_micro; j++)
+    MZ_REQUIRE(data->sequences[j] >= 0 &&
+                   data->sequences[j] <= data->max_sequences[j] &&
+                   data->max_sequences[j] <= o->micro_sequences,
+               MZ_ERR_ARG,
+               "micro-batch %d: %d sequences, %d on the rank with the most, "
+               "planned are %" PRId64,
+               j, data->sequences[j], data->max_sequences[j],
+               o->micro_sequences);
+  return MZ_OK;
+}
+
 static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
                          mz_mode_t mode)
 {
@@ -149,11 +168,8 @@ static mz_status_t begin(mz_engine_t *e, const mz_step_data_t *data,
   if (e->parts && mode == MZ_MODE_TRAIN)
     mz_engine_note(e, mz_parts_begin(e->parts));
   MZ_TRY(mz_update_begin(e));
-  MZ_REQUIRE(data->num_micro >= 1 &&
-                 data->num_micro <= e->plan->opts.accumulation,
-             MZ_ERR_ARG, "%d micro-batches, planned are %" PRId64,
-             data->num_micro, e->plan->opts.accumulation);
-  MZ_TRY(take_data(e, data, own));
+  mz_engine_note(e, check_data(e, data)); /* all ranks get to know it */
+  if (e->status == MZ_OK) MZ_TRY(take_data(e, data, own));
   mz_routing_begin_step(e);
   return MZ_OK;
 }

@@ -143,9 +143,10 @@ mz_status_t mz_routing_begin_micro(mz_engine_t *engine)
 {
   engine->pool_used = 0;
   for (int32_t m = 0; m < engine->plan->num_moes; m++)
-    engine->moes[m].call.capacity = (int32_t)mz_route_limit(
-        &engine->decl->moes[m].opts, engine->micro.max_tokens,
-        engine->call.mode == MZ_MODE_TRAIN);
+    engine->moes[m].call.capacity = (int32_t)mz_min_i64(
+        INT32_MAX,
+        mz_route_limit(&engine->decl->moes[m].opts, engine->micro.max_tokens,
+                       engine->call.mode == MZ_MODE_TRAIN));
   return MZ_TRACE(mz_device_fill(
       engine->device, mz_zero_buffer(engine->zero, engine->plan->stats), 0,
       engine->plan->stats_elements * 8, engine->device->stream));

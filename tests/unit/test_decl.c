@@ -44,15 +44,6 @@ static mz_status_t add_moe(int32_t experts, int32_t ep, int32_t k, int32_t *id)
   return mz_decl_moe(decl, &m, id);
 }
 
-static int32_t add_buffer(const char *name, int64_t width)
-{
-  mz_buffer_opts_t b = {.name = name, .rows = 1, .width = width};
-  int32_t id = -1;
-
-  cr_assert_eq(mz_decl_buffer(decl, &b, &id), MZ_OK);
-  return id;
-}
-
 static void add_layer(void)
 {
   mz_layer_opts_t layer = {.name = "layer"};
@@ -229,14 +220,58 @@ Test(decl, refuses_steps_of_a_moe_that_is_not_there)
 {
   add_layer();
   expect_error(mz_decl_runs(decl, MZ_FORWARD, 0), MZ_ERR_ARG, "no MoE 0");
-  expect_error(mz_decl_counts(decl, MZ_FORWARD, -1, 0), MZ_ERR_ARG,
-               "no MoE -1");
+  expect_error(mz_decl_rounds(decl, MZ_FORWARD, -1), MZ_ERR_ARG, "no MoE -1");
+}
+
+Test(decl, refuses_two_moes_in_one_layer)
+{
+  int32_t first, second;
+
+  cr_assert_eq(add_moe(4, 2, 1, &first), MZ_OK);
+  cr_assert_eq(add_moe(4, 2, 1, &second), MZ_OK);
+  add_layer();
+  cr_assert_eq(mz_decl_runs(decl, MZ_FORWARD, first), MZ_OK);
+  expect_error(mz_decl_runs(decl, MZ_BACKWARD, second), MZ_ERR_ARG,
+               "layer layer has the MoEs moe and moe, one is possible");
+}
+
+static int32_t buffer_of(const char *name, mz_rows_t kind, int32_t moe,
+                         int64_t width)
+{
+  mz_buffer_opts_t b = {
+      .name = name, .kind = kind, .rows = 1, .moe = moe, .width = width};
+  int32_t id;
+
+  cr_assert_eq(mz_decl_buffer(decl, &b, &id), MZ_OK);
+  return id;
+}
+
+Test(decl, refuses_counts_that_have_no_room)
+{
+  mz_buffer_opts_t b = {.name = "short",
+                        .kind = MZ_ROWS_FIXED,
+                        .rows = 1,
+                        .width = 3,
+                        .dtype = MZ_I32};
+  int32_t moe, tokens, few;
+
+  cr_assert_eq(add_moe(4, 2, 1, &moe), MZ_OK);
+  add_layer();
+  tokens = buffer_of("tokens", MZ_ROWS_TOKENS, moe, 4);
+  cr_assert_eq(mz_decl_buffer(decl, &b, &few), MZ_OK);
+  expect_error(mz_decl_counts(decl, MZ_FORWARD, moe, 7), MZ_ERR_ARG,
+               "counts: no buffer 7");
+  expect_error(
+      mz_decl_counts(decl, MZ_FORWARD, moe, tokens), MZ_ERR_ARG,
+      "counts: buffer tokens is MZ_ROWS_TOKENS, needed is MZ_ROWS_FIXED");
+  expect_error(mz_decl_counts(decl, MZ_FORWARD, moe, few), MZ_ERR_SHAPE,
+               "counts: buffer short has 3 int32 a row, needed are 4 int32");
 }
 
 Test(decl, refuses_buffers_and_exchanges_that_do_not_fit)
 {
   mz_buffer_opts_t b = {.name = "b", .kind = MZ_ROWS_ROUND, .width = 1};
-  int32_t id, moe, wide, narrow;
+  int32_t id, moe, other, wide, narrow;
 
   expect_error(mz_decl_buffer(decl, &b, &id), MZ_ERR_ARG, "b: no MoE 0");
   b.kind = MZ_ROWS_FIXED;
@@ -244,15 +279,24 @@ Test(decl, refuses_buffers_and_exchanges_that_do_not_fit)
   expect_error(mz_decl_buffer(decl, &b, &id), MZ_ERR_ARG,
                "b: -1 rows of 1 elements");
   cr_assert_eq(add_moe(4, 2, 1, &moe), MZ_OK);
+  cr_assert_eq(add_moe(4, 2, 1, &other), MZ_OK);
   add_layer();
-  wide = add_buffer("wide", 8);
-  narrow = add_buffer("narrow", 4);
+  wide = buffer_of("wide", MZ_ROWS_TOKENS, moe, 8);
+  narrow = buffer_of("narrow", MZ_ROWS_ROUND, moe, 4);
   expect_error(
       mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, narrow),
       MZ_ERR_SHAPE,
       "exchange of rows of 8 into rows of 4 elements (wide, narrow)");
-  expect_error(mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, wide),
-               MZ_ERR_ARG, "exchange between buffers 0 and 0");
+  expect_error(
+      mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, wide),
+      MZ_ERR_ARG,
+      "exchange: buffer wide is MZ_ROWS_TOKENS, needed is MZ_ROWS_ROUND of "
+      "the same MoE");
+  expect_error(
+      mz_decl_exchange(decl, MZ_FORWARD, other, MZ_RETURN, narrow, wide),
+      MZ_ERR_ARG,
+      "exchange: buffer narrow is MZ_ROWS_ROUND, needed is MZ_ROWS_ROUND of "
+      "the same MoE");
 }
 
 Test(decl, the_element_type_is_set_before_the_first_tensor)

@@ -230,7 +230,7 @@ static int32_t buffer(model_t *m, const char *name, mz_rows_t kind)
                         .rows = 2,
                         .moe = m->moe,
                         .width = 4,
-                        .dtype = MZ_F32};
+                        .dtype = kind == MZ_ROWS_FIXED ? MZ_I32 : MZ_F32};
   int32_t id;
 
   MUST(mz_decl_buffer(m->decl, &b, &id));
