@@ -288,7 +288,8 @@ static void case_ragged(void)
 
 enum { ALL = 2 };
 
-static mz_status_t step_of_first_rank(tiny_t *tiny, mz_step_result_t *result)
+static mz_status_t step_of_first_rank(tiny_t *tiny, int32_t sequences,
+                                      mz_step_result_t *result)
 {
   int32_t ids[ALL * TINY_SEQUENCE], next[ALL * TINY_SEQUENCE];
   int64_t samples[ALL] = {0, 1};
@@ -302,13 +303,27 @@ static mz_status_t step_of_first_rank(tiny_t *tiny, mz_step_result_t *result)
   int rank;
 
   MPI_Comm_rank(tiny->comm, &rank);
-  own = rank == 0 ? ALL : 0;
+  own = rank == 0 ? sequences : 0;
   for (int s = 0; s < ALL; s++)
     for (int t = 0; t < TINY_SEQUENCE; t++) {
       ids[s * TINY_SEQUENCE + t] = tiny_token(0, s, t);
       next[s * TINY_SEQUENCE + t] = tiny_token(0, s, t + 1);
     }
   return MZ_TRACE(mz_engine_step(tiny->engine, &data, result));
+}
+
+/* One rank that has more than it says ends the step of all. */
+static mz_status_t check_refused(tiny_t *tiny)
+{
+  mz_step_result_t result;
+  mz_status_t st = step_of_first_rank(tiny, ALL + 1, &result);
+
+  MZ_REQUIRE(st != MZ_OK && strstr(mz_error_message(),
+                                   "micro-batch 0: 3 sequences, 2 on the rank "
+                                   "with the most, planned are 2"),
+             MZ_ERR_DATA, "3 sequences give status %d, \"%s\"", (int)st,
+             mz_error_message());
+  return MZ_OK;
 }
 
 /* The first step on a communicator: its loss and gradients. */
@@ -328,7 +343,8 @@ static mz_status_t take_empty(MPI_Comm comm, int ep, int stage, double *loss,
   tiny_give(&g, "moe.aux_loss=load_balancing");
   tiny_give(&g, "zero_optimization.stage=%d", stage);
   MZ_TRY_GOTO(st, tiny_create(g.all, g.num, comm, &tiny), done);
-  MZ_TRY_GOTO(st, step_of_first_rank(&tiny, &result), done);
+  MZ_TRY_GOTO(st, check_refused(&tiny), done);
+  MZ_TRY_GOTO(st, step_of_first_rank(&tiny, ALL, &result), done);
   MZ_REQUIRE_GOTO(result.tokens == ALL * TINY_SEQUENCE, st, done, MZ_ERR_DATA,
                   "%" PRId64 " tokens", result.tokens);
   *loss = result.loss;

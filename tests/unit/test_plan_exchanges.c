@@ -381,3 +381,40 @@ Test(plan_exchanges, nothing_travels_ahead_of_a_step_that_touches_it)
   expect_spelt(own_model(false, SENT), 2, "rcCb{dDetTw}{dDetTw}bc");
   expect_spelt(own_model(true, NO_STEP), 2, "rcCb{dDetT}{dDetT}bc");
 }
+
+/* The MoE that was declared last comes first in the model. */
+Test(plan_exchanges, statistics_leave_behind_the_last_counts)
+{
+  model_t m = {0};
+  mz_plan_opts_t opts = tiny_opts(2, 0, 0);
+  mz_tensor_opts_t t = {.name = "weight", .ndim = 1, .shape = {4}};
+  mz_moe_opts_t moe = {.name = "moe", .num_experts = 4, .ep_size = 2, .k = 1};
+  int32_t moes[2], last_counts = -1, statistics = -1, up;
+  mz_plan_t *p;
+
+  MUST(mz_decl_create(&m.decl));
+  MUST(mz_decl_tensor(m.decl, &t, &m.weight));
+  for (int i = 0; i < 2; i++) {
+    MUST(mz_decl_moe(m.decl, &moe, &moes[i]));
+    MUST(mz_decl_expert_tensor(m.decl, moes[i], &t, &up));
+  }
+  m.kept = buffer(&m, "kept", MZ_ROWS_FIXED);
+  for (int i = 1; i >= 0; i--) {
+    MUST(mz_decl_layer(m.decl, &(mz_layer_opts_t){.name = "layer"}));
+    step(&m, "route", -1, m.kept);
+    MUST(mz_decl_counts(m.decl, MZ_FORWARD, moes[i], m.kept));
+  }
+  p = make_plan(m.decl, &opts);
+  for (int32_t i = 0; i < p->num_ops[MZ_WALK_MICRO]; i++) {
+    const mz_op_t *op = &p->ops[MZ_WALK_MICRO][i];
+
+    if (op->kind != MZ_OP_POST) continue;
+    if (p->entries[op->entry].kind == MZ_ENTRY_COUNTS) last_counts = i;
+    if (p->entries[op->entry].kind == MZ_ENTRY_STATS) statistics = i;
+  }
+  cr_expect_gt(last_counts, 0);
+  cr_expect_gt(statistics, last_counts, "%d behind %d", statistics,
+               last_counts);
+  mz_plan_destroy(&p);
+  mz_decl_destroy(&m.decl);
+}
