@@ -388,13 +388,14 @@ Test(plan_exchanges, statistics_leave_behind_the_last_counts)
   model_t m = {0};
   mz_plan_opts_t opts = tiny_opts(2, 0, 0);
   mz_tensor_opts_t t = {.name = "weight", .ndim = 1, .shape = {4}};
-  mz_moe_opts_t moe = {.name = "moe", .num_experts = 4, .ep_size = 2, .k = 1};
+  mz_moe_opts_t moe = {.num_experts = 4, .ep_size = 2, .k = 1};
   int32_t moes[2], last_counts = -1, statistics = -1, up;
   mz_plan_t *p;
 
   MUST(mz_decl_create(&m.decl));
   MUST(mz_decl_tensor(m.decl, &t, &m.weight));
   for (int i = 0; i < 2; i++) {
+    moe.name = i ? "moe.1" : "moe.0";
     MUST(mz_decl_moe(m.decl, &moe, &moes[i]));
     MUST(mz_decl_expert_tensor(m.decl, moes[i], &t, &up));
   }
