@@ -186,10 +186,11 @@ mz_status_t mz_engine_publish(mz_engine_t *engine)
   const mz_op_t *ops = engine->plan->ops[MZ_WALK_UPDATE];
   int32_t first = 0, num = engine->plan->num_ops[MZ_WALK_UPDATE];
 
-  MZ_TRY(mz_zero_publish(engine->zero));
+  engine->status = mz_zero_publish(engine->zero); /* no step's any more */
   while (first < num && ops[first].kind != MZ_OP_ADAMW)
     first++;
-  return MZ_TRACE(mz_engine_walk(engine, MZ_WALK_UPDATE, first + 1, num));
+  MZ_TRY(mz_engine_walk(engine, MZ_WALK_UPDATE, first + 1, num));
+  return MZ_TRACE(mz_comm_agree(engine->comm, engine->status));
 }
 
 /* Gradients of all micro-batches, then the update unless there is none. */

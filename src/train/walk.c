@@ -106,7 +106,9 @@ static int32_t next(mz_engine_t *e, const mz_op_t *op, int32_t at)
   return op->jump;
 }
 
-/* What only computes: skipped after an error of this rank. */
+/* What only computes: skipped after an error of this rank; but what moves
+ * weights and gradients between their shards and messages goes on, since the
+ * others get what this rank sends. */
 static mz_status_t local_op(mz_engine_t *e, const mz_op_t *op)
 {
   switch (op->kind) {
@@ -150,6 +152,10 @@ static mz_status_t take(mz_engine_t *e, const mz_op_t *op)
     return MZ_OK;
   case MZ_OP_ADAMW:
     mz_update_adamw(e);
+    return MZ_OK;
+  case MZ_OP_PACK:
+  case MZ_OP_PLACE:
+    mz_engine_note(e, local_op(e, op));
     return MZ_OK;
   default:
     if (e->status == MZ_OK) mz_engine_note(e, local_op(e, op));

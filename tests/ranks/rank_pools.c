@@ -16,7 +16,7 @@
 enum { MAX_ALL = 24, EXPERTS = 4 };
 
 /* Rows of a rank at most: every token of every rank, all choices. */
-static const double pools[] = {1.0, 1.25, EXPERTS, 0.25, 0.65};
+static const double pools[] = {1.0, 1.25, EXPERTS, 0.25, 0.65, 0.8};
 
 enum { NUM_POOLS = sizeof pools / sizeof *pools };
 

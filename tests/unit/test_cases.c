@@ -48,6 +48,11 @@ Test(cases, a_rank_of_the_experts_without_a_token_stops_nothing)
   expect_right(2, "rank_cases", "empty");
 }
 
+Test(cases, a_step_that_failed_on_one_rank_changes_nothing)
+{
+  expect_right(2, "rank_failed", "");
+}
+
 Test(cases, strength_of_the_balance_loss_does_not_depend_on_the_layout)
 {
   expect_right(4, "rank_aux", "");
