@@ -355,6 +355,8 @@ static model_t small_model(void)
   cr_assert_eq(mz_decl_expert_tensor(m.decl, m.moe, &t, &up), MZ_OK);
   cr_assert_eq(mz_decl_buffer(m.decl, &b, &m.send), MZ_OK);
   b.name = "recv";
+  b.kind = MZ_ROWS_ROUND;
+  b.moe = m.moe;
   cr_assert_eq(mz_decl_buffer(m.decl, &b, &m.recv), MZ_OK);
   cr_assert_eq(mz_decl_layer(m.decl, &layer), MZ_OK);
   return m;
