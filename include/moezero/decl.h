@@ -159,7 +159,7 @@ typedef struct mz_compute_opts {
                                         contributes to */
   int32_t num_reads, num_writes, num_weights, num_grads;
   bool expert_weights; /* inside a run: reads the weights of its experts */
-  bool expert_grads;   /* inside a run: contributes to their gradients */
+  bool expert_grads;   /* inside a round: contributes to their gradients */
   bool needs_stats;    /* reads the statistics of all ranks (mz_moe_call_t) */
 } mz_compute_opts_t;
 
@@ -251,16 +251,18 @@ mz_status_t mz_decl_layer(mz_decl_t *decl, const mz_layer_opts_t *opts);
 /* Steps of the current layer, appended to its forward or backward list. The
  * plan runs layers forward in order of declaration, backward in reverse. All
  * return MZ_OK, MZ_ERR_ARG (before the first layer, an id out of range, too
- * many references, no function) or MZ_ERR_NOMEM. Every runs, rounds and branch
- * wants its mz_decl_end. */
+ * many references, no function, a second MoE in the layer) or MZ_ERR_NOMEM.
+ * Every runs, rounds and branch wants its mz_decl_end. */
 
 mz_status_t mz_decl_compute(mz_decl_t *decl, mz_pass_t pass,
                             const mz_compute_opts_t *opts);
 
 /**
  * The counts of @p moe become known on all ranks of its expert-parallel group.
- * @param counts  Buffer int32 [E], written before: kept[e], the rows this rank
- *                will send to global expert e, after dropping.
+ * @param counts  Buffer of MZ_ROWS_FIXED, int32 [E], written before: kept[e],
+ *                the rows this rank will send to global expert e, after
+ *                dropping.
+ * @return also MZ_ERR_SHAPE: a row that has no room for E int32.
  */
 mz_status_t mz_decl_counts(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
                            int32_t counts);
@@ -285,14 +287,17 @@ mz_status_t mz_decl_end(mz_decl_t *decl, mz_pass_t pass);
  * compute: the first dispatch leaves right behind the counts, or behind the
  * last step before the runs that writes what it sends; the last return is
  * waited for before the next step that touches what it fills. Steps between
- * them run meanwhile, and experts of other runs. A step inside of the rounds
- * that touches the token side makes every exchange wait where it is declared.
+ * them run meanwhile, steps of the round behind its returns, and experts of
+ * other runs. A step inside of the rounds that touches the token side, or one
+ * behind the returns that touches what they send, makes every exchange wait
+ * where it is declared.
  *
  * The token side holds rows in *send order* (ascending global expert; within an
  * expert ascending route), all of the layer's, T * k at most. The expert side
  * holds one window: rows *source-major*, and within a source in send order.
  * @param send, recv  Buffers of equal width and dtype; for MZ_DISPATCH send is
- *                    the token side, for MZ_RETURN recv is.
+ *                    the token side (MZ_ROWS_TOKENS), for MZ_RETURN recv is;
+ *                    the other one is of MZ_ROWS_ROUND and of this MoE.
  * @return also MZ_ERR_SHAPE: widths or dtypes that differ.
  */
 mz_status_t mz_decl_exchange(mz_decl_t *decl, mz_pass_t pass, int32_t moe,

@@ -233,7 +233,7 @@ void mz_routing_set_run(mz_engine_t *engine, const mz_op_t *op)
   mz_moe_state_t *m = &engine->moes[op->moe];
   int32_t before = run_place(engine, op->run);
 
-  /* those of a twin's, and those that keep_tokens let point elsewhere */
+  /* runs take turns with twins, and keep_tokens lets some point elsewhere */
   for (int32_t b = 0; b < engine->decl->num_buffers; b++)
     if (engine->decl->buffers[b].kind == MZ_ROWS_ROUND &&
         engine->decl->buffers[b].moe == op->moe)
