@@ -549,8 +549,8 @@ void mz_engine_destroy(mz_engine_t **engine)
   mz_engine_t *e = engine ? *engine : NULL;
 
   if (!e) return;
+  mz_comm_destroy(&e->comm); /* what is under way has its arrays until then */
   if (e->plan) mz_routing_destroy(e);
-  mz_comm_destroy(&e->comm);
   mz_zero_destroy(&e->zero);
   mz_kernels_destroy(&e->kernels);
   mz_parts_destroy(&e->parts);
