@@ -511,6 +511,7 @@ Test(swiglu, forward_and_backward_also_in_place)
   mz_free(a);
   mz_free(dgate);
   mz_free(dup);
+  mz_free(again);
   mz_free(g.gate);
   mz_free(g.up);
   mz_free(g.da);
