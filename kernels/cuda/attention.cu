@@ -13,16 +13,6 @@ struct mz_cuda_attention {
   int shared; /* bytes that a block may have */
 };
 
-static mz_status_t shared_of_card(int *bytes_out)
-{
-  int device;
-
-  MZ_CUDA(cudaGetDevice(&device));
-  MZ_CUDA(cudaDeviceGetAttribute(
-      bytes_out, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return MZ_OK;
-}
-
 mz_status_t mz_cuda_attention_create(const mz_kernels_t *kernels,
                                      mz_cuda_attention_t **out)
 {
@@ -31,7 +21,7 @@ mz_status_t mz_cuda_attention_create(const mz_kernels_t *kernels,
   mz_status_t st;
 
   MZ_TRY(mz_new(1, "forms of attention", &attention));
-  st = shared_of_card(&attention->shared);
+  st = mz_cuda_shared_bytes(&attention->shared);
   if (st == MZ_OK && kernels->dtype == MZ_BF16)
     st = mz_cuda_cudnn_create(&attention->cudnn);
   if (st != MZ_OK)
@@ -215,7 +205,7 @@ extern "C" mz_status_t mz_cuda_attention_shared(mz_kernels_t *kernels,
 {
   int *shared = &mz_cuda_state(kernels)->attention->shared;
 
-  if (bytes == 0) return MZ_TRACE(shared_of_card(shared));
+  if (bytes == 0) return MZ_TRACE(mz_cuda_shared_bytes(shared));
   *shared = bytes;
   return MZ_OK;
 }

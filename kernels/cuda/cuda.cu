@@ -19,6 +19,16 @@ extern "C" void mz_cuda_kernels_destroy(mz_kernels_t *kernels)
   state_destroy(kernels);
 }
 
+mz_status_t mz_cuda_shared_bytes(int *bytes_out)
+{
+  int device;
+
+  MZ_CUDA(cudaGetDevice(&device));
+  MZ_CUDA(cudaDeviceGetAttribute(
+      bytes_out, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return MZ_OK;
+}
+
 static mz_status_t state_create(mz_kernels_t *kernels, mz_cuda_state_t *state)
 {
   MZ_TRY(mz_cuda_products_create(kernels, &state->products));

@@ -77,6 +77,9 @@ mz_status_t mz_cuda_attention_create(const mz_kernels_t *kernels,
                                      mz_cuda_attention_t **out);
 void mz_cuda_attention_destroy(mz_cuda_attention_t *attention);
 
+/* Bytes of shared memory that a block of this card may have. */
+mz_status_t mz_cuda_shared_bytes(int *bytes_out);
+
 static inline cudaStream_t mz_cuda_stream(mz_stream_t stream)
 {
   return (cudaStream_t)stream;

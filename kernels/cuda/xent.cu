@@ -10,6 +10,7 @@
 /* Threads of a row; loads of each in flight; threads of the sum of losses; rows
  * of a product's tile, of which a chunk has a multiple. */
 enum { THREADS = 512, FLIGHT = 4, SUM_THREADS = 1024, TILE_ROWS = 128 };
+enum { OWN_SHARED = 1024 /* bytes that a kernel has besides what is asked */ };
 
 /* N elements at a time: 16 bytes, or one element of odd rows. */
 template <typename T, int N> struct alignas(N * sizeof(T)) piece {
@@ -312,29 +313,18 @@ static mz_status_t start_rows(const rows_args_t *args, int64_t rows,
   return MZ_OK;
 }
 
-/* Bytes of shared memory that a block can have besides the kernel's own. */
-static mz_status_t shared_limit(int64_t *bytes_out)
-{
-  int device, bytes;
-
-  MZ_CUDA(cudaGetDevice(&device));
-  MZ_CUDA(cudaDeviceGetAttribute(
-      &bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  *bytes_out = bytes - 1024;
-  return MZ_OK;
-}
-
 template <typename T>
 static mz_status_t losses_of_rows(const rows_args_t *args, int64_t rows,
                                   cudaStream_t stream)
 {
   enum { N = 16 / sizeof(T) };
-  int64_t held = mz_round_up(args->vocab, N) * (int64_t)sizeof(T), limit;
+  int64_t held = mz_round_up(args->vocab, N) * (int64_t)sizeof(T);
   bool wide = args->ld % N == 0 && (uintptr_t)args->logits % 16 == 0;
+  int bytes;
 
-  MZ_TRY(shared_limit(&limit));
+  MZ_TRY(mz_cuda_shared_bytes(&bytes));
   if (!wide) return MZ_TRACE((start_rows<T, 1, false>(args, rows, 0, stream)));
-  if (!args->gradient || held > limit)
+  if (!args->gradient || held > bytes - OWN_SHARED)
     return MZ_TRACE((start_rows<T, N, false>(args, rows, 0, stream)));
   return MZ_TRACE((start_rows<T, N, true>(args, rows, held, stream)));
 }

@@ -29,12 +29,6 @@ static mz_status_t expert_forward(void *self, const mz_call_t *call,
 static mz_status_t expert_backward(void *self, const mz_call_t *call,
                                    const mz_expert_rows_t *rows)
 {
-  return MZ_TRACE(mz_ffn_backward(self, call, rows));
-}
-
-static mz_status_t expert_backward_input(void *self, const mz_call_t *call,
-                                         const mz_expert_rows_t *rows)
-{
   return MZ_TRACE(mz_ffn_backward_input(self, call, rows));
 }
 
@@ -67,10 +61,8 @@ mz_status_t mz_ffn_expert(const mz_ffn_opts_t *opts, mz_expert_ops_t *ops_out,
                                .backward = expert_backward,
                                .operations = expert_operations,
                                .destroy = mz_free};
-  if (opts->activation != MZ_ACT_IDENTITY_TIMES) {
-    ops_out->backward = expert_backward_input;
+  if (opts->activation != MZ_ACT_IDENTITY_TIMES)
     ops_out->backward_weights = expert_backward_weights;
-  }
   *self_out = ffn;
   return MZ_OK;
 }

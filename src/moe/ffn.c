@@ -229,7 +229,7 @@ mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
   bool gelu = ffn->opts.activation == MZ_ACT_GELU;
 
   if (ffn->opts.activation == MZ_ACT_IDENTITY_TIMES)
-    return MZ_TRACE(scale_rows(ffn, call, rows->window, rows->dy, rows->dx));
+    return MZ_TRACE(mz_ffn_backward_input(ffn, call, rows));
   if (gelu) MZ_TRY(weights_out(ffn, call, rows)); /* before the scratch goes */
   MZ_TRY(inner(ffn, call, rows));
   if (!gelu) MZ_TRY(weights_out(ffn, call, rows));
@@ -240,6 +240,8 @@ mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
 mz_status_t mz_ffn_backward_input(const mz_ffn_t *ffn, const mz_call_t *call,
                                   const mz_expert_rows_t *rows)
 {
+  if (ffn->opts.activation == MZ_ACT_IDENTITY_TIMES)
+    return MZ_TRACE(scale_rows(ffn, call, rows->window, rows->dy, rows->dx));
   MZ_TRY(inner(ffn, call, rows));
   return MZ_TRACE(input(ffn, call, rows));
 }

@@ -38,7 +38,7 @@ mz_status_t mz_ffn_backward(const mz_ffn_t *ffn, const mz_call_t *call,
                             const mz_expert_rows_t *rows);
 
 /** The same in two: first dx, which lies apart, then the weights, from rows
- * that nobody wrote in between. The map has weights. */
+ * that nobody wrote in between, of a map that has weights. */
 mz_status_t mz_ffn_backward_input(const mz_ffn_t *ffn, const mz_call_t *call,
                                   const mz_expert_rows_t *rows);
 mz_status_t mz_ffn_backward_weights(const mz_ffn_t *ffn, const mz_call_t *call,

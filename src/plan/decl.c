@@ -280,23 +280,27 @@ mz_status_t mz_decl_compute(mz_decl_t *decl, mz_pass_t pass,
 }
 
 /* A layer has one MoE: what its steps see depends on it. */
-static mz_status_t add_moe_step(mz_decl_t *d, mz_pass_t pass, mz_step_t step)
+static mz_status_t check_moe(const mz_decl_t *d, int32_t moe)
 {
-  MZ_REQUIRE(step.moe >= 0 && step.moe < d->num_moes, MZ_ERR_ARG, "no MoE %d",
-             step.moe);
-  MZ_TRY(add_step(d, pass, step));
-  for (int p = 0; p < 2; p++) {
+  MZ_REQUIRE(moe >= 0 && moe < d->num_moes, MZ_ERR_ARG, "no MoE %d", moe);
+  for (int p = 0; d->num_layers > 0 && p < 2; p++) {
     const mz_layer_t *layer = &d->layers[d->num_layers - 1];
 
     for (int32_t i = 0; i < layer->num[p]; i++) {
       int32_t other = d->steps[p][layer->first[p] + i].moe;
 
-      MZ_REQUIRE(other < 0 || other == step.moe, MZ_ERR_ARG,
+      MZ_REQUIRE(other < 0 || other == moe, MZ_ERR_ARG,
                  "layer %s has the MoEs %s and %s, one is possible",
-                 layer->opts.name, d->moes[other].name, d->moes[step.moe].name);
+                 layer->opts.name, d->moes[other].name, d->moes[moe].name);
     }
   }
   return MZ_OK;
+}
+
+static mz_status_t add_moe_step(mz_decl_t *d, mz_pass_t pass, mz_step_t step)
+{
+  MZ_TRY(check_moe(d, step.moe));
+  return MZ_TRACE(add_step(d, pass, step));
 }
 
 static mz_status_t check_buffer(const mz_decl_t *d, const char *what,
@@ -321,15 +325,15 @@ mz_status_t mz_decl_counts(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
   mz_step_t step = {.kind = MZ_STEP_COUNTS, .moe = moe, .counts = counts};
   const mz_decl_buffer_t *b;
 
+  MZ_TRY(check_moe(decl, moe));
   MZ_TRY(check_buffer(decl, "counts", counts, MZ_ROWS_FIXED, moe));
-  MZ_TRY(add_moe_step(decl, pass, step));
   b = &decl->buffers[counts];
   MZ_REQUIRE(b->dtype == MZ_I32 && b->width >= decl->moes[moe].opts.num_experts,
              MZ_ERR_SHAPE,
              "counts: buffer %s has %" PRId64 " %s a row, needed are %d int32",
              b->name, b->width, b->dtype == MZ_I32 ? "int32" : "other numbers",
              decl->moes[moe].opts.num_experts);
-  return MZ_OK;
+  return MZ_TRACE(add_step(decl, pass, step));
 }
 
 mz_status_t mz_decl_runs(mz_decl_t *decl, mz_pass_t pass, int32_t moe)
@@ -369,6 +373,8 @@ mz_status_t mz_decl_exchange(mz_decl_t *decl, mz_pass_t pass, int32_t moe,
   const mz_decl_buffer_t *a, *b;
   bool out = direction == MZ_DISPATCH;
 
+  MZ_REQUIRE(send != recv, MZ_ERR_ARG, "exchange between buffers %d and %d",
+             send, recv);
   MZ_TRY(
       check_buffer(decl, "exchange", out ? send : recv, MZ_ROWS_TOKENS, moe));
   MZ_TRY(check_buffer(decl, "exchange", out ? recv : send, MZ_ROWS_ROUND, moe));

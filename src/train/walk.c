@@ -43,10 +43,11 @@ static void mark_grads(mz_engine_t *e, const mz_op_t *op)
   if (!c->expert_grads) return;
   run = &e->plan->runs[op->run];
   m = &e->decl->moes[run->moe];
-  for (int32_t i = 0; i < run->num_experts; i++)
+  for (int32_t i = 0; i < run->num_experts; i++) {
+    if (e->window.host_offsets[i] == e->window.host_offsets[i + 1]) continue;
     for (int32_t t = 0; t < m->num_tensors; t++)
-      if (e->window.host_offsets[i] < e->window.host_offsets[i + 1])
-        accumulate[m->tensors[t] + run->first_expert + i] = 1;
+      accumulate[m->tensors[t] + run->first_expert + i] = 1;
+  }
 }
 
 static mz_status_t post(mz_engine_t *e, const mz_op_t *op)

@@ -220,7 +220,8 @@ Test(decl, refuses_steps_of_a_moe_that_is_not_there)
 {
   add_layer();
   expect_error(mz_decl_runs(decl, MZ_FORWARD, 0), MZ_ERR_ARG, "no MoE 0");
-  expect_error(mz_decl_rounds(decl, MZ_FORWARD, -1), MZ_ERR_ARG, "no MoE -1");
+  expect_error(mz_decl_counts(decl, MZ_FORWARD, -1, 0), MZ_ERR_ARG,
+               "no MoE -1");
 }
 
 Test(decl, refuses_two_moes_in_one_layer)
@@ -287,11 +288,12 @@ Test(decl, refuses_buffers_and_exchanges_that_do_not_fit)
       mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, narrow),
       MZ_ERR_SHAPE,
       "exchange of rows of 8 into rows of 4 elements (wide, narrow)");
+  expect_error(mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, wide),
+               MZ_ERR_ARG, "exchange between buffers 0 and 0");
   expect_error(
-      mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_DISPATCH, wide, wide),
+      mz_decl_exchange(decl, MZ_FORWARD, moe, MZ_RETURN, wide, narrow),
       MZ_ERR_ARG,
-      "exchange: buffer wide is MZ_ROWS_TOKENS, needed is MZ_ROWS_ROUND of "
-      "the same MoE");
+      "exchange: buffer narrow is MZ_ROWS_ROUND, needed is MZ_ROWS_TOKENS");
   expect_error(
       mz_decl_exchange(decl, MZ_FORWARD, other, MZ_RETURN, narrow, wide),
       MZ_ERR_ARG,

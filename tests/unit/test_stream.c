@@ -47,6 +47,8 @@ Test(stream, runs_that_overlap_have_the_bits_of_one_run)
   run_late(2, "overlap moe.num_experts=8 moe.saved_rows=0.25 "
               "model.initializer_range=0.2 debug.poison=true");
   run_late(2, "overlap moe.num_experts=8 comm.wait=stream "
+              "model.initializer_range=0.2 debug.poison=true");
+  run_late(2, "overlap moe.num_experts=8 comm.wait=stream "
               "model.architecture=llama model.num_key_value_heads=1 "
               "model.initializer_range=0.2 debug.poison=true");
 }
